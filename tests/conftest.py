@@ -1,0 +1,44 @@
+"""For all tests: a clean environment around each, and the count of tests that ran on real Slurm."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "JOB_COMPLETION_INDEX"}
+RANK_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "PET_")
+KEPT = {"SLURM_CONF"}  # says where the cluster is, not which rank this is
+
+
+def speaks_of_ranks(name: str) -> bool:
+    """Whether an environment variable could make this process look like a rank of some world."""
+    return name not in KEPT and (name in RANK_NAMES or name.startswith(RANK_PREFIXES))
+
+
+@pytest.fixture(autouse=True)
+def clean_environment() -> Iterator[None]:
+    """No variables of ranks or jobs in a test, and the environment as it was after it."""
+    before = dict(os.environ)
+    for name in filter(speaks_of_ranks, before):
+        del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(clean_environment: None) -> None:
+    """One thread for torch, if the test's module uses it: small tensors gain nothing from more."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests marked `slurm` really ran."""
+    outcomes = ("passed", "failed")
+    reports = [report for outcome in outcomes for report in terminalreporter.stats.get(outcome, [])]
+    ran = {report.nodeid for report in reports if "slurm" in report.keywords}
+    terminalreporter.write_line(f"{len(ran)} tests ran on real Slurm")

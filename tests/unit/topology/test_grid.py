@@ -1,0 +1,64 @@
+"""The arithmetic of the device mesh."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_train.errors import GridError
+from slurm_train.topology.grid import AXES, Grid, required_ranks, solve
+
+
+@pytest.mark.parametrize(
+    ("world", "sizes", "expected"),
+    [
+        (1, {}, (1, 1, 1, 1)),
+        (8, {"dp_replicate": -1}, (1, 8, 1, 1)),
+        (8, {"tp": -1}, (1, 1, 1, 8)),
+        (8, {"dp_replicate": -1, "tp": 2}, (1, 4, 1, 2)),
+        (16, {"pp": 2, "dp_replicate": 2, "dp_shard": -1, "tp": 2}, (2, 2, 2, 2)),
+        (2, {"dp_replicate": -1, "tp": 2}, (1, 1, 1, 2)),
+    ],
+)
+def test_the_rest(world, sizes, expected):
+    assert tuple(solve(world, **sizes).axes().values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("world", "sizes", "told"),
+    [
+        (4, {"tp": 2}, "tp=2 = 2, but there are 4 ranks"),
+        (4, {"dp_replicate": 2, "tp": 4}, "dp_replicate=2 x tp=4 = 8, but there are 4 ranks"),
+        (6, {"dp_replicate": -1, "tp": 4}, "the fixed axes take 4 ranks, which does not divide the world of 6"),
+        (4, {"dp_replicate": -1, "tp": -1}, "dp_replicate and tp are both -1"),
+        (4, {"tp": 0}, "parallel.tp: 0 is no size"),
+        (4, {"pp": -2}, "parallel.pp: -2 is no size"),
+        (2, {}, "1 = 1, but there are 2 ranks"),
+    ],
+)
+def test_what_does_not_fit(world, sizes, told):
+    with pytest.raises(GridError) as caught:
+        solve(world, **sizes)
+    assert told in str(caught.value)
+
+
+SIZES = st.integers(1, 4)
+
+
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_every_rank_has_a_place_of_its_own(pp, dp_replicate, dp_shard, tp):
+    grid = Grid(pp, dp_replicate, dp_shard, tp)
+    places = [tuple(grid.coordinates(rank).values()) for rank in range(grid.world_size)]
+    assert places == sorted(set(places))
+    assert {grid.data_rank(rank) for rank in range(grid.world_size)} == set(range(grid.data_ranks))
+    for axis in AXES:
+        assert solve(grid.world_size, **{**grid.axes(), axis: -1}) == grid
+
+
+def test_tp_ranks_are_neighbours_and_see_the_same_samples():
+    grid = Grid(dp_replicate=2, tp=2)
+    assert [grid.data_rank(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert [grid.coordinates(rank)["tp"] for rank in range(4)] == [0, 1, 0, 1]
+
+
+def test_required_ranks_counts_the_rest_as_one():
+    assert required_ranks(dp_replicate=-1, tp=4) == 4
