@@ -94,6 +94,9 @@ class _Reader:
         found = self.attribute(module, parts[depth:])
         if isinstance(found, Missing) and not module.error and self.module(parts):
             return Missing(f"{'.'.join(parts)} is a module", "name a class or function in it")
+        if isinstance(found, Missing) and parts[0] == "torch" and not found.remedy:
+            # Names that torch makes at import are in no source, so only what looks like a slip of the pen is one.
+            return Unknown(found.reason)
         return found
 
     def module(self, parts: Sequence[str]) -> Module | None:

@@ -24,10 +24,10 @@ CHUNK_BYTES = 2 << 20
 
 
 class ResidentFeed:
-    """Batches of a TensorData: one gather and one conversion for up to 32 batches.
+    """Batches of a TensorData: one gather for up to 32 batches, each converted to float when its turn comes.
 
-    A chunk gets fresh memory, so that a batch stays what it is however long it is kept. Chunks stay below 2 MiB
-    (or one batch): larger ones fall out of the processor's caches, which costs more than the calls that they save.
+    The gathered rows stay compact, and a batch's floats are still in the processor's cache when the model reads
+    them. Every batch has memory of its own or of its chunk, so that it stays what it is however long it is kept.
 
     Args:
         data: the data set.
@@ -37,23 +37,24 @@ class ResidentFeed:
     def __init__(self, data: TensorData, device: torch.device) -> None:
         self.data = data
         self.device = device
-        sample = data.inputs.shape[1:].numel()
-        self.sample_bytes = max(1, sample * (data.inputs.itemsize if data.scale is None else 4))
+        self.sample_bytes = max(1, data.inputs.shape[1:].numel() * data.inputs.itemsize)
 
     def __call__(self, positions: Tensor, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         steps = max(1, min(CHUNK_STEPS, CHUNK_BYTES // (self.sample_bytes * max(sizes, default=1))))
         done = 0
         for first in range(0, len(sizes), steps):
             chunk = list(sizes[first : first + steps])
-            inputs, targets = self._chunk(positions[done : done + sum(chunk)])
+            rows, targets = self._gather(positions[done : done + sum(chunk)])
             done += sum(chunk)
-            yield from zip(torch.split(inputs, chunk), torch.split(targets, chunk), strict=True)
+            for raw, target in zip(torch.split(rows, chunk), torch.split(targets, chunk), strict=True):
+                yield self.data.to_float(raw, self.device), target
 
-    def _chunk(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        raw, targets = self.data.gather(positions)
+    def _gather(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs, not yet float, and targets on the device."""
+        rows, targets = self.data.gather(positions)
         if self.device.type == "cuda":  # only pinned memory is copied while the GPU computes
-            raw, targets = raw.pin_memory(), targets.pin_memory()
-        return self.data.to_float(raw, self.device), targets.to(self.device, non_blocking=True)
+            rows, targets = rows.pin_memory(), targets.pin_memory()
+        return rows.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
 
 class LoaderFeed:
@@ -157,6 +158,10 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def reset_signal_handlers(worker: int) -> None:
-    """Give a worker process the default signal actions: a rank's handlers, which it inherits, are not meant for it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+    """Rid a worker process of its rank's handlers, which it inherits.
+
+    SIGUSR2 asks ranks to save, and Slurm sends it to all processes of a step: a worker goes on working.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)

@@ -73,7 +73,8 @@ def read_idx(path: Path, dimensions: int, key: str = "") -> NDArray[np.uint8]:
         raise DataError(f"{path} is truncated: {len(values):,} of {wanted:,} values", key, _AGAIN)
     if len(values) > wanted:
         raise DataError(f"{path} has {len(values) - wanted:,} bytes too many at its end", key, _AGAIN)
-    return np.frombuffer(values, dtype=np.uint8).reshape(shape).copy()
+    array: NDArray[np.uint8] = np.frombuffer(values, dtype=np.uint8).reshape(shape).copy()
+    return array
 
 
 @contextmanager

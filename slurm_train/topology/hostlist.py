@@ -9,13 +9,19 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from math import prod
 
 from slurm_train.errors import RankError
 
 LARGEST = 1_000_000
 """More names than any cluster has; a longer list is taken for a mistake before it fills the memory."""
 
+_NAME = re.compile(r"[^,\[\]\s]+")
+_PART = re.compile(r"(?:[^,\[\]\s]+|\[[^\[\]]*\])+")
+_BRACKET = re.compile(r"(\[[^\[\]]*\])")
+_NUMBERS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*", re.ASCII)
 _DIGITS = re.compile(r"(\d+)$", re.ASCII)
+_LONGEST_NUMBER = 18  # digits of a number to count with; Python refuses to read numbers of some thousand
 
 
 def expand(text: str) -> list[str]:
@@ -28,17 +34,26 @@ def expand(text: str) -> list[str]:
     """
     names: list[str] = []
     for part in _split(text):
-        pieces = [_piece(piece, text) for piece in re.split(r"(\[[^\[\]]*\])", part) if piece]
-        _check_size(len(names) + _product(pieces), text)
+        if "[" not in part:
+            names.append(part)
+            continue
+        pieces: list[list[str]] = []
+        for piece in filter(None, _BRACKET.split(part)):
+            pieces.append(_piece(piece, text))
+            _check_size(len(names) + prod(map(len, pieces)), text)
         names.extend(map("".join, itertools.product(*pieces)))
     return names
 
 
 def compress(names: Iterable[str]) -> str:
-    """A node list that `expand` gives back as these names, in this order: n1, n2, n4 -> n[1-2,4]."""
+    """A node list that `expand` gives back as these names, in this order: n1, n2, n4 -> n[1-2,4].
+
+    Raises:
+        RankError: there are no names, or one is no host name.
+    """
     groups: list[tuple[str, list[str]]] = []
     for name in names:
-        if not name or set(name) & set("[], \t\n"):
+        if not _NAME.fullmatch(name):
             raise RankError(f"{name!r} is no host name")
         found = _DIGITS.search(name)
         prefix, digits = (name[: found.start()], found[1]) if found else (name, "")
@@ -46,6 +61,8 @@ def compress(names: Iterable[str]) -> str:
             groups[-1][1].append(digits)
         else:
             groups.append((prefix, [digits]))
+    if not groups:
+        raise RankError("no host names to make a node list of")
     return ",".join(_bracket(prefix, numbers) for prefix, numbers in groups)
 
 
@@ -74,7 +91,7 @@ def compress_counts(counts: Sequence[int]) -> str:
 
 def _split(text: str) -> list[str]:
     """The parts between the commas outside of brackets."""
-    parts = re.findall(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+", text)
+    parts = _PART.findall(text)
     if ",".join(parts) != text.strip() or not parts:
         raise RankError(f"malformed node list {text[:80]!r}")
     return parts
@@ -84,29 +101,31 @@ def _piece(piece: str, text: str) -> list[str]:
     """The alternatives that a piece of a name stands for: itself, or the numbers in its brackets."""
     if not piece.startswith("["):
         return [piece]
+    if not _NUMBERS.fullmatch(piece, 1, len(piece) - 1):
+        raise RankError(f"malformed node list {text[:80]!r}")
     numbers: list[str] = []
     for part in piece[1:-1].split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part, re.ASCII)
-        if not found or len(part) > 40:
-            raise RankError(f"malformed node list {text[:80]!r}")
-        first, last = int(found[1]), int(found[2] or found[1])
-        if last < first:
-            raise RankError(f"a range runs backwards in node list {text[:80]!r}")
-        _check_size(len(numbers) + last - first + 1, text)
-        width = len(found[1])
-        numbers += [found[1]] if found[2] is None else [f"{number:0{width}}" for number in range(first, last + 1)]
+        low, dash, high = part.partition("-")
+        if dash:
+            numbers += _range(low, high, LARGEST - len(numbers), text)
+        else:
+            numbers.append(part)
     return numbers
 
 
-def _product(pieces: Sequence[Sequence[str]]) -> int:
-    size = 1
-    for piece in pieces:
-        size *= len(piece)
-    return size
+def _range(low: str, high: str, room: int, text: str) -> list[str]:
+    """The numbers from low to high, as wide as low is written, if they are not more than there is room for."""
+    if max(len(low), len(high)) > _LONGEST_NUMBER:
+        raise RankError(f"a number is too long in node list {text[:80]!r}")
+    first, last = int(low), int(high)
+    if last < first:
+        raise RankError(f"a range runs backwards in node list {text[:80]!r}")
+    _check_size(last - first + 1, text, room)
+    return list(map(f"%0{len(low)}d".__mod__, range(first, last + 1)))
 
 
-def _check_size(size: int, text: str) -> None:
-    if size > LARGEST:
+def _check_size(size: int, text: str, room: int = LARGEST) -> None:
+    if size > room:
         raise RankError(f"more than {LARGEST:,} entries in {text[:80]!r}")
 
 
@@ -125,4 +144,6 @@ def _bracket(prefix: str, numbers: Sequence[str]) -> str:
 def _follows(run: tuple[str, str], number: str) -> bool:
     """Whether `number` continues the run: the next one, written as `expand` would write it."""
     first, last = run
-    return len(number) <= 18 and int(number) == int(last) + 1 and number == f"{int(number):0{len(first)}}"
+    if max(len(last), len(number)) > _LONGEST_NUMBER:
+        return False
+    return int(number) == int(last) + 1 and number == f"{int(number):0{len(first)}}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 INHERITED_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_", "GROUP_", "ROLE_", "MASTER_")
 INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-KEPT = ("SLURM_CONF",)
+KEPT = ("SLURM_CONF", "SLURM_TRAIN_TRACEBACK")
 
 
 def run_identity(env: Mapping[str, str]) -> str | None:
@@ -19,7 +19,7 @@ def run_identity(env: Mapping[str, str]) -> str | None:
         return _safe(f"elastic-{elastic}")
     if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
         return _safe(f"job-{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}")
-    if env.get("SLURM_JOB_ID") and "SLURM_STEP_NUM_TASKS" in env:
+    if env.get("SLURM_JOB_ID") and "SLURM_PROCID" in env:  # a batch shell or a step, not a shell beside the job
         return _safe(f"job-{env['SLURM_JOB_ID']}")
     return None
 

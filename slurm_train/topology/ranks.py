@@ -48,8 +48,8 @@ class RankInfo:
     launcher: str
     """Whose variables counted: torchrun, pytorchjob, local, slurm, kubernetes, or single."""
 
-    provenance: Mapping[str, str] = field(default_factory=dict)
-    """Field -> the variable and value that it was read from."""
+    provenance: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Field -> the variable and value that it was read from; no part of what the rank is."""
 
 
 SINGLE = RankInfo(0, 0, 1, 1, 0, 1, (), "single", {"world_size": "no launcher's variables are set"})
@@ -82,22 +82,22 @@ def started_as_rank(env: Mapping[str, str]) -> bool:
 def require_world(info: RankInfo, env: Mapping[str, str]) -> None:
     """Refuse to be a world of one where a Slurm step started this process together with others.
 
+    An elastic torchrun that lost all other nodes goes on alone: it has restarted. A submitit executor on this host is
+    a world of its own on purpose.
+
     Raises:
         RankError: each of the step's tasks would train the whole model by itself.
     """
-    tasks = env.get("SLURM_STEP_NUM_TASKS", "")
-    inside_torchrun = info.launcher in ("torchrun", "pytorchjob") and "TORCHELASTIC_RUN_ID" in env
-    if (
-        info.world_size == 1
-        and info.launcher != "local"
-        and not inside_torchrun
-        and tasks.isdecimal()
-        and int(tasks) > 1
-    ):
+    tasks = _whole(env.get("SLURM_STEP_NUM_TASKS", "")) if _in_step(env) else 0
+    left_alone = info.launcher == "torchrun" and _whole(env.get("TORCHELASTIC_RESTART_COUNT", "")) > 0
+    if info.world_size == 1 and tasks > 1 and info.launcher != "local" and not left_alone:
+        by_torchrun = info.launcher == "torchrun"
+        join = "give torchrun --nnodes and --rdzv-endpoint" if by_torchrun else "let srun give the ranks"
         raise RankError(
-            f"this is one of {tasks} tasks of a Slurm step, but would be a run of its own",
+            f"this is one of {tasks} tasks of a Slurm step, but would be a run of its own "
+            f"({info.provenance.get('world_size', 'world size 1')})",
             "SLURM_STEP_NUM_TASKS",
-            f"unset the variables that make it one ({info.provenance.get('world_size', '')}), or start a single task",
+            f"{join}, or start a single task",
         )
 
 
@@ -108,15 +108,24 @@ def _read(env: Mapping[str, str]) -> RankInfo:
         return _torchrun(env)
     if env.get("SUBMITIT_EXECUTOR") == "local":
         return _local(env)
-    if "SLURM_STEP_NUM_TASKS" in env and "SLURM_STEP_NODELIST" in env:
-        info = _step(env)
-        # A job submitted from inside a step has that step's variables in its batch shell, on nodes of its own.
-        if env.get("SLURMD_NODENAME", info.hosts[info.node_rank]) == info.hosts[info.node_rank]:
-            return info
-        _refuse_batch_shell(env)
-    elif "SLURM_PROCID" in env:
+    if _in_step(env):
+        return _step(env)
+    if "SLURM_PROCID" in env:
         _refuse_batch_shell(env)
     return SINGLE
+
+
+def _in_step(env: Mapping[str, str]) -> bool:
+    """Whether this is a task of a Slurm step.
+
+    A job submitted from inside a step inherits that step's variables in its batch shell, but runs on nodes of its own;
+    SLURMD_NODENAME always names the node that this process is on.
+    """
+    if "SLURM_STEP_NUM_TASKS" not in env or "SLURM_STEP_NODELIST" not in env:
+        return False
+    hosts = _Reader(env).expanded("hosts", "SLURM_STEP_NODELIST", expand)
+    node = _whole(env.get("SLURM_NODEID", ""))
+    return node >= len(hosts) or env.get("SLURMD_NODENAME", hosts[node]) == hosts[node]
 
 
 def _torchrun(env: Mapping[str, str]) -> RankInfo:
@@ -175,7 +184,9 @@ def _kubernetes(env: Mapping[str, str]) -> RankInfo:
     read = _Reader(env)
     world = read.count("world_size", "SLURM_TRAIN_WORLD_SIZE", least=1)
     rank = read.count("rank", "JOB_COMPLETION_INDEX")
-    hosts = tuple(name for name in env.get("SLURM_TRAIN_HOSTS", "").split(",") if name)
+    hosts = tuple(read.expanded("hosts", "SLURM_TRAIN_HOSTS", expand)) if env.get("SLURM_TRAIN_HOSTS") else ()
+    if hosts and len(hosts) != world:
+        raise RankError(f"names {len(hosts)} hosts, but SLURM_TRAIN_WORLD_SIZE={world}", "SLURM_TRAIN_HOSTS")
     return RankInfo(rank, 0, world, 1, rank, world, hosts, "kubernetes", read.provenance)
 
 
@@ -184,10 +195,11 @@ def _refuse_batch_shell(env: Mapping[str, str]) -> None:
 
     A shell that merely lies inside an allocation (ssh, an IDE, salloc) has no SLURM_PROCID and is one process.
     """
-    groups = [env.get(f"SLURM_NTASKS_HET_GROUP_{group}", "") for group in range(_whole(env.get("SLURM_HET_SIZE", "")))]
-    tasks = sum(map(_whole, groups)) or _whole(env.get("SLURM_NTASKS", ""))
+    groups = [_whole(text) for name, text in env.items() if name.startswith("SLURM_NTASKS_HET_GROUP_")]
+    tasks = sum(groups) or _whole(env.get("SLURM_NTASKS", ""))
     # Without --ntasks, SLURM_TASKS_PER_NODE only says what would fit; srun starts at least one task a node.
-    tasks = tasks or _whole(env.get("SLURM_JOB_NUM_NODES", ""))
+    per_node = max(1, _whole(env.get("SLURM_NTASKS_PER_NODE", "")))
+    tasks = tasks or per_node * _whole(env.get("SLURM_JOB_NUM_NODES", ""))
     if tasks > 1:
         raise RankError(
             f"this is the batch shell of a job of {tasks} tasks, not one of its ranks",

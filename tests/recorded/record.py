@@ -57,7 +57,9 @@ SCENARIOS = {
     "smaller_step": "sbatch --wait -N4 -n8 --wrap 'srun -N2 -n2 --relative=1 show-env'",
     "uneven_tasks": "srun -N4 -n8 show-env",
     "cyclic_tasks": "srun -N2 -n4 --ntasks-per-node=2 --distribution=cyclic show-env",
-    "arbitrary_tasks": "printf 'n3\\nn1\\nn3\\n' > hosts; SLURM_HOSTFILE=hosts srun -n3 --distribution=arbitrary show-env",
+    "arbitrary_tasks": (
+        "printf 'n3\\nn1\\nn3\\n' > hosts; SLURM_HOSTFILE=hosts srun -n3 --distribution=arbitrary show-env"
+    ),
     "one_of_two_per_node": "sbatch --wait -N1 --ntasks-per-node=2 --wrap 'srun -n1 show-env'",
     "array_task": "sbatch --wait --array=3-6%2 -N2 -n2 --wrap 'srun show-env'",
     "gpus_per_task": "srun -N2 -n4 --ntasks-per-node=2 --gpus-per-task=1 show-env",
@@ -69,7 +71,9 @@ SCENARIOS = {
     "salloc_one_task": "salloc -N2 -n4 script -qec 'srun -N1 -n1 --pty show-env' /dev/null",
     "interactive_step": "salloc -N2 -n4 script -qec 'srun --interactive --preserve-env --pty show-env' /dev/null",
     "srun_pty": "script -qec 'srun -n1 --pty show-env' /dev/null",
-    "nested_batch_shell": "srun -N2 -n2 bash -c '[ $SLURM_PROCID = 1 ] && sbatch --wait -N2 -n2 --wrap show-env || true'",
+    "nested_batch_shell": (
+        "srun -N2 -n2 bash -c '[ $SLURM_PROCID = 1 ] && sbatch --wait -N2 -n2 --wrap show-env || true'"
+    ),
     "torchrun_in_slurm": f"sbatch --wait -N2 -n2 --wrap 'srun {AGENT}'",
     "torchrun_alone": "python -m torch.distributed.run --standalone --nproc-per-node=2 --no-python show-env",
     "distributed_launch": "srun -N1 -n1 python -m torch.distributed.launch --nproc-per-node=2 $(which show-env)",
@@ -99,10 +103,12 @@ def write_show_env(scratch: Path) -> Path:
 
 def scrub(env: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """The names that say something about ranks, without anything personal."""
-    host = socket.gethostname()
+    places = {str(scratch): "/cluster/home/user", socket.gethostname(): "login"}
     kept = {name: env[name] for name in sorted(env) if KEPT.match(name) and name not in DROPPED}
     kept = {name: PERSONAL.get(re.sub(r"_(HET|PACK)_GROUP_\d+$", "", name), value) for name, value in kept.items()}
-    return {name: value.replace(str(scratch), "/cluster/home/user").replace(host, "login") for name, value in kept.items()}
+    for place, neutral in places.items():
+        kept = {name: value.replace(place, neutral) for name, value in kept.items()}
+    return kept
 
 
 def order(env: Mapping[str, str]) -> tuple[int, int]:

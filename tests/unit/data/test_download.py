@@ -116,7 +116,7 @@ def test_wrong_content_never_gets_its_name(tmp_path: Path, server: http.server.T
 
 
 def test_missing_on_the_server(tmp_path: Path, server: http.server.ThreadingHTTPServer) -> None:
-    with pytest.raises(DownloadFailed, match="HTTP Error|not the content"):
+    with pytest.raises(DownloadFailed, match=r"HTTP Error|not the content"):
         download(tmp_path, f"{server.url}/elsewhere")
 
 
@@ -167,7 +167,7 @@ def test_a_proxy_is_what_must_be_reached(
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path, server: http.server.ThreadingHTTPServer) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DownloadFailed, match="cannot write to .*file"):
+    with pytest.raises(DownloadFailed, match=r"cannot write to .*file"):
         download(tmp_path / "file", server.url)
 
 

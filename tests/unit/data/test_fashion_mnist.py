@@ -43,7 +43,7 @@ def test_label_above_nine(tmp_path: Path, make_files: Callable[..., Path]) -> No
 
 
 def test_unknown_split() -> None:
-    with pytest.raises(DataError, match="data.split: there is no split 'valid'"):
+    with pytest.raises(DataError, match=r"data.split: there is no split 'valid'"):
         FashionMNIST("valid", download=False)
 
 

@@ -105,7 +105,7 @@ def test_a_failed_write_is_tried_elsewhere_and_leaves_nothing(tmp_path: Path, mo
     assert list(places[0].iterdir()) == []
     monkeypatch.setattr(share, "_directories", lambda needed: [str(places[0])])
     monkeypatch.setattr(share, "_write", lambda file, tensor: full_at_first_always())
-    with pytest.raises(DataError, match="no room to share .* bytes .*No space left on device"):
+    with pytest.raises(DataError, match=r"no room to share .* bytes .*No space left on device"):
         publish(data())
     assert list(places[0].iterdir()) == []
 

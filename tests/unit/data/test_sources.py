@@ -93,15 +93,18 @@ def test_directories_that_will_not_do(tmp_path: Path, make_files: Callable[..., 
 
 def test_directory_without_read_permission(tmp_path: Path, make_files: Callable[..., Path]) -> None:
     root = make_files(tmp_path / "locked")
-    with unreadable(root), pytest.raises(DataError, match="data.root: cannot read the directory .*: Permission denied"):
+    with (
+        unreadable(root),
+        pytest.raises(DataError, match=r"data.root: cannot read the directory .*: Permission denied"),
+    ):
         sources.find(root)
 
 
 def test_the_path_is_told_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="^data.root: my data/set does not exist; "):
+    with pytest.raises(DataError, match=r"^data.root: my data/set does not exist; "):
         FashionMNIST(root="my data/set")
-    with pytest.raises(DataError, match="^data.root: 3 does not exist; "):
+    with pytest.raises(DataError, match=r"^data.root: 3 does not exist; "):
         FashionMNIST(root=3)  # type: ignore[arg-type]
 
 

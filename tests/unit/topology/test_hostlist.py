@@ -52,7 +52,9 @@ def test_expand(text, names):
         "n[1, 2]",
         "n[1-99999999999]",
         "n[1-1000][1-1000][1-1000]",
-        "n[" + "9" * 50 + "]",
+        "n" + "[1-900000]" * 1000,
+        "n[1-" + "9" * 5000 + "]",
+        "n[1" + "9" * 20 + "-2" + "9" * 20 + "]",
         "n[٣]",
     ],
 )
@@ -95,13 +97,31 @@ def test_compress(names, text):
     assert expand(text) == names
 
 
-@pytest.mark.parametrize("name", ["", "n[1]", "a,b", "a b"])
+@pytest.mark.parametrize("name", ["", "n[1]", "a,b", "a b", "n1\r", "n\x851"])
 def test_what_is_no_name_is_not_compressed(name):
     with pytest.raises(RankError):
         compress([name])
 
 
-NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,5}[0-9]{0,4}(-ib)?", fullmatch=True)
+def test_no_names_make_no_list():
+    with pytest.raises(RankError):
+        compress([])
+
+
+NINES = "n" + "9" * 18
+
+
+@pytest.mark.parametrize("names", [["n" + "9" * 5000, "n1"], ["n1", "n" + "9" * 5000], [NINES, "n1" + "0" * 18]])
+def test_numbers_too_long_to_count_with_are_still_names(names):
+    assert expand(compress(names)) == names
+
+
+@given(st.lists(st.sampled_from(["n[1-2,4]", "m[008-011]", "login", "r2n[1,3]"]), min_size=1, unique=True))
+def test_compress_is_the_inverse_of_expand_on_what_slurm_writes(parts):
+    assert compress(expand(",".join(parts))) == ",".join(parts)
+
+
+NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,5}[0-9]{0,4}(-ib)?|n[0-9]{1,30}", fullmatch=True)
 
 
 @given(st.lists(NAMES, min_size=1, max_size=30))

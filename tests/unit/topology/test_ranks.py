@@ -1,6 +1,9 @@
 """Rank mapping on environments recorded from a real Slurm, and on any mapping whatever."""
 
 import json
+import re
+from contextlib import suppress
+from inspect import getsource
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_train.errors import RankError
-from slurm_train.topology.ranks import ranks, require_world, started_as_rank
+from slurm_train.topology import ranks as rank_rules
+from slurm_train.topology import rendezvous as rendezvous_rules
+from slurm_train.topology.hostlist import expand
+from slurm_train.topology.ranks import SINGLE, ranks, require_world, started_as_rank
+from slurm_train.topology.rendezvous import rendezvous
 
 RECORDED = Path(__file__).parents[2] / "recorded"
 
@@ -138,6 +145,9 @@ def test_an_indexed_job():
     info = ranks(env)
     assert (info.launcher, info.rank, info.world_size, info.hosts[0]) == ("kubernetes", 2, 3, "a-0.a")
     assert started_as_rank(env)
+    assert ranks(env | {"WORLD_SIZE": "3", "SLURM_TRAIN_HOSTS": "a-[0-2].a"}) == info
+    with pytest.raises(RankError, match="SLURM_TRAIN_HOSTS: names 2 hosts, but SLURM_TRAIN_WORLD_SIZE=3"):
+        ranks(env | {"SLURM_TRAIN_HOSTS": "a-0.a,a-1.a"})
 
 
 def test_the_number_of_tasks_really_started_wins():
@@ -173,27 +183,57 @@ def test_several_worlds_of_one_are_refused():
         require_world(ranks(env), env)
 
 
-def test_one_torchrun_agent_a_node_may_have_a_world_of_one():
+def test_a_torchrun_of_one_in_every_task_is_refused_but_not_the_last_of_an_elastic_one():
     env = recorded("torchrun_in_slurm")[0] | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}
-    require_world(ranks(env | {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}), env)
+    with pytest.raises(RankError, match=r"one of 2 tasks.*--rdzv-endpoint"):
+        require_world(ranks(env), env)
+    restarted = env | {"TORCHELASTIC_RESTART_COUNT": "1"}
+    require_world(ranks(restarted), restarted)
 
 
-KEYS = sorted({key for path in RECORDED.glob("*.json") for env in recorded(path.stem) for key in env}
-              | set(TORCHRUN) | {"JOB_COMPLETION_INDEX", "SLURM_TRAIN_WORLD_SIZE", "SLURM_TRAIN_HOSTS"})  # fmt: skip
+def test_a_world_forced_to_one_is_refused_in_a_step_of_several_and_nowhere_else():
+    with pytest.raises(RankError, match="one of 8 tasks"):
+        require_world(SINGLE, recorded("uneven_tasks")[3])
+    for name in ("salloc_one_task", "interactive_step", "batch_shell_one_task", "torchrun_alone"):
+        require_world(SINGLE, recorded(name)[0])
+
+
+@pytest.mark.parametrize("nodes", ["n[3-4]", "n[2-3]"])
+def test_a_job_of_one_task_submitted_from_a_step_is_a_shell_of_its_own(nodes):
+    own = {"SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": nodes, "SLURMD_NODENAME": expand(nodes)[0]}
+    env = recorded("nested_batch_shell")[0] | own
+    assert env["SLURM_STEP_NUM_TASKS"] == "2"
+    assert not started_as_rank(env)
+    require_world(ranks(env), env)
+
+
+def test_tasks_per_node_count_where_the_number_of_tasks_is_not_said():
+    env = recorded("batch_shell_per_node")[0]
+    without = {name: value for name, value in env.items() if name not in ("SLURM_NTASKS", "SLURM_NPROCS")}
+    with pytest.raises(RankError, match="a job of 4 tasks"):
+        ranks(without)
+
+
+# Every variable that the rules read, found in their source so that a new one is tried too.
+KEYS = sorted(set(re.findall(r'"([A-Z]+_?[A-Z_]+)"', getsource(rank_rules) + getsource(rendezvous_rules))))
 VALUES = st.one_of(
     st.integers(-2, 9).map(str),
     st.sampled_from(["", "local", "n[1-4]", "n1", "2(x2)", "1(x99999999)", "9" * 30, "True", "٣", "n[1-999999999]"]),
+    st.sampled_from(["9" * 5000, "n" + "9" * 5000, "\udcff", "n[1,1,1]", "127.0.0.1", "arbitrary"]),
     st.text(max_size=8),
 )
 
 
 @given(
-    st.sampled_from([env for name in [*WORLDS, "batch_shell"] for env in recorded(name)]),
+    st.just({}) | st.sampled_from([env for path in sorted(RECORDED.glob("*.json")) for env in recorded(path.stem)]),
     st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6),
     st.sets(st.sampled_from(KEYS), max_size=6),
 )
 def test_no_mapping_raises_anything_but_a_rank_error(env, changes, removed):
     env = {key: value for key, value in {**env, **changes}.items() if key not in removed}
+    for check in (started_as_rank, lambda env: require_world(SINGLE, env), lambda env: rendezvous(env, ranks(env))):
+        with suppress(RankError):
+            check(env)
     try:
         info = ranks(env)
     except RankError:

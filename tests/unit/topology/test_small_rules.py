@@ -110,6 +110,9 @@ def test_identity_of_recorded_jobs():
     assert {run_identity(env) for env in recorded("array_task")} == {f"job-41_{task}" for task in (3, 4, 5, 6)}
     assert run_identity(recorded("requeued_job")[0]) == f"job-{recorded('requeued_job')[0]['SLURM_JOB_ID']}"
     assert run_identity(recorded("torchrun_in_slurm")[0]) == "elastic-77"
+    (shell,) = recorded("batch_shell_one_task")
+    assert run_identity(shell) == f"job-{shell['SLURM_JOB_ID']}"
+    assert run_identity(recorded("salloc_shell")[0]) is None
 
 
 @pytest.mark.parametrize(
