@@ -53,8 +53,16 @@ def load_model(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load whole optimizer state, by parameter name. Collective."""
+    """Load whole optimizer state, by parameter name. Collective.
+
+    Learning rate and the like stay those of the configuration, so that they can be changed on a resume.
+    """
+    if not state["optimizer"]["state"]:  # plain SGD has none, and torch cannot load none
+        return
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=WHOLE)
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
 
 
 class CheckpointStore:

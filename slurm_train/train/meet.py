@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from datetime import timedelta
 from itertools import product
@@ -17,7 +18,7 @@ CAUSES = (
     "likely causes: a rank died while it started (see its log), a firewall between the nodes, "
     "a node name that resolves to another network (set GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), a slow shared disk"
 )
-PROBE_SECONDS = 3.0
+PROBE_SECONDS = 2.0
 
 
 def open_store(meeting: Rendezvous, info: RankInfo, timeout: float) -> dist.Store:
@@ -99,11 +100,22 @@ def _connect(meeting: Rendezvous, info: RankInfo, timeout: float) -> dist.Store:
 
 
 def _try(address: str, port: int, token: str) -> dist.Store | None:
-    try:
-        socket.create_connection((address, port), timeout=PROBE_SECONDS).close()
-        store = dist.TCPStore(
-            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=PROBE_SECONDS)
-        )
-        return store if store.get("token").decode() == token else None
-    except (OSError, RuntimeError):  # nobody there yet, or somebody who speaks another language
-        return None
+    """The store at a port if it is this run's; None if nobody is there yet, or a stranger."""
+    found: list[dist.Store] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((address, port), timeout=PROBE_SECONDS).close()
+            store = dist.TCPStore(
+                address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=PROBE_SECONDS)
+            )
+            if store.get("token").decode() == token:
+                found.append(store)
+        except (OSError, RuntimeError):
+            return
+
+    # TCPStore waits without end for a listener that accepts and says nothing, whatever its time-out.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(3 * PROBE_SECONDS)
+    return found[0] if found else None

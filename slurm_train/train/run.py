@@ -50,20 +50,24 @@ def run(task: Task) -> dict[str, Any]:
     """
     config = OmegaConf.create(task.create.config_yaml) if task.create else load(Path(task.run_dir) / "config.yaml")
     with start(config.train, os.environ) as world, stop_on_signals() as stop:
-        directory = agree_on_directory(task, world)
-        view = ProgressView() if task.live and world.is_main else None
-        log = RunLog(directory if world.is_main else None, view)
-        context = prepare(config, world, directory, log, stop)
-        resumed = go_on(context, needed=task.verb == "evaluate")
-        log.event("started", **facts(context, resumed))
-        if task.verb == "train":
-            train(context)
-        results = context.evaluate(context.test, "test")
-        if context.seconds:
-            rate = context.samples_seen / context.seconds
-            results |= {"seconds": context.seconds, "samples_per_s": rate}
-        log.event("done" if task.verb == "train" else "evaluated", steps=context.position.step, **results)
-        return results
+        return work(task, config, world, stop)
+
+
+def work(task: Task, config: DictConfig, world: World, stop: StopFlag) -> dict[str, Any]:
+    """The same, as a rank that has met the others."""
+    directory = agree_on_directory(task, world)
+    view = ProgressView() if task.live and world.is_main else None
+    log = RunLog(directory if world.is_main else None, view)
+    context = prepare(config, world, directory, log, stop)
+    resumed = go_on(context, needed=task.verb == "evaluate")
+    log.event("started", **facts(context, resumed))
+    if task.verb == "train":
+        train(context)
+    results = context.evaluate(context.test, "test")
+    if context.seconds:
+        results |= {"seconds": context.seconds, "samples_per_s": context.samples_seen / context.seconds}
+    log.event("done" if task.verb == "train" else "evaluated", steps=context.position.step, **results)
+    return results
 
 
 def agree_on_directory(task: Task, world: World) -> RunDirectory:

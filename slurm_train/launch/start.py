@@ -1,0 +1,182 @@
+"""What the verbs do, from the words of the command line to the last line of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from slurm_train.config.compose import Composed, apply, compose
+from slurm_train.config.saved import dump, load
+from slurm_train.errors import EXIT_OK, Interrupted, Saved, SlurmTrainError, UserError
+from slurm_train.launch.plan import LaunchPlan, make_plan, new_run_id
+from slurm_train.launch.runs import extends, find_run, is_finished
+from slurm_train.launch.sweep import points
+from slurm_train.report.rundir import RunDirectory, parsed
+from slurm_train.report.summary import summary
+from slurm_train.topology.ranks import ranks
+
+
+def train(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> None:
+    """Plan a new run and do it.
+
+    Args:
+        overrides: as typed.
+        config_dirs: the user's config directories.
+
+    Raises:
+        SlurmTrainError: whatever the run ends with; so do the others here.
+    """
+    composed = compose(overrides, config_dirs)
+    _go(make_plan(composed, os.environ), composed)
+
+
+def resume(name: str, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> None:
+    """Go on with a run in its directory; say so when it is finished."""
+    run, composed = _saved(name, overrides, config_dirs)
+    plan = make_plan(composed, os.environ, existing=run)
+    if is_finished(run) and not extends(load(run.config), composed.config):
+        _say(plan, f"{run.path} is finished, there is nothing to do; to train longer add e.g. train.epochs=20")
+    else:
+        _go(plan, composed)
+
+
+def evaluate(name: str, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> None:
+    """Evaluate the newest checkpoint of a run on the test data. The run's own files stay as they are."""
+    run, composed = _saved(name, overrides, config_dirs)
+    _go(make_plan(composed, os.environ, verb="evaluate", existing=run), composed)
+
+
+def sweep(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
+    """Do the points of a sweep one after the other, each in its own run directory <run id>_<n>.
+
+    All points are planned first, so that a fault of the user's is told before any is run. One that fails does not stop
+    the others.
+
+    Returns:
+        the exit code: 0 when all are done, else that of the last one that failed.
+    """
+    base, plans = new_run_id(), []
+    for number, point in enumerate(points(overrides)):
+        composed = compose(point, config_dirs)
+        run = composed.config.run
+        if run.dir:
+            run.dir = f"{run.dir.rstrip('/')}_{number}"
+        else:
+            run.name = f"{run.name or base}_{number}"
+        plans.append((" ".join(point), composed, make_plan(composed, os.environ)))
+    if any(plan.launcher == "inline" and plan.world_size > 1 for _, _, plan in plans):
+        raise UserError("several ranks cannot sweep together", "-m", "start the sweep from one process")
+    code, results = EXIT_OK, []
+    for number, (name, composed, plan) in enumerate(plans, 1):
+        print(f"[{number}/{len(plans)}] {name}", flush=True)
+        try:
+            _go(plan, composed)
+            results.append(summary(RunDirectory(plan.run_dir)).splitlines()[0])
+        except (UserError, Saved, Interrupted):
+            raise
+        except SlurmTrainError as error:
+            code = error.exit_code
+            results.append(f"failed: {error}")
+            print(f"error: {error}", file=sys.stderr, flush=True)
+    print("sweep:")
+    for (name, _, _), result in zip(plans, results, strict=True):
+        print(f"  {name}   {result}")
+    return code
+
+
+def planned(
+    overrides: Sequence[str],
+    config_dirs: Sequence[str] = (),
+    *,
+    deep: bool = False,
+    config: bool = False,
+    as_json: bool = False,
+) -> str:
+    """The plan of a new run as text.
+
+    Args:
+        overrides: as typed.
+        config_dirs: the user's config directories.
+        deep: import the model and count it, in a process of its own.
+        config: add the whole configuration.
+        as_json: give JSON and nothing else.
+    """
+    from slurm_train.launch.deep import look
+    from slurm_train.launch.show import show
+
+    composed = compose(overrides, config_dirs)
+    plan = make_plan(composed, os.environ)
+    if deep:
+        plan = look(plan, composed.config)
+    if not _is_main(plan):
+        return ""
+    if as_json:
+        return plan.to_json().rstrip()
+    return f"{show(plan)}\n\n{dump(composed.config).rstrip()}" if config else show(plan)
+
+
+def composed_text(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:
+    """The composed configuration as yaml text."""
+    return dump(compose(overrides, config_dirs).config)
+
+
+def _saved(name: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> tuple[RunDirectory, Composed]:
+    """A run that is there, and its configuration with some things changed."""
+    run = find_run(name)
+    kept = parsed(run.plan.read_text(encoding="utf-8")).get("config_dirs", [])
+    directories = dict.fromkeys([*config_dirs, *(place for place in kept if os.path.isdir(place))])
+    return run, apply(load(run.config), overrides, list(directories))
+
+
+def _go(plan: LaunchPlan, composed: Composed) -> None:
+    """Do what is planned, and print the summary."""
+    text = dump(composed.config)
+    if plan.launcher == "local":
+        _go_local(plan, text)
+    else:
+        _go_inline(plan, text)
+    _say(plan, summary(RunDirectory(plan.run_dir)))
+
+
+def _go_local(plan: LaunchPlan, text: str) -> None:
+    # Late: submitit takes a tenth of a second to import, and a plan does not need it.
+    from slurm_train.launch import local
+
+    if not plan.continues:
+        local.run(plan, RunDirectory.create(plan.run_dir, text, plan.to_json()))
+        return
+    directory = RunDirectory.open(plan.run_dir)
+    if plan.verb == "evaluate":
+        with directory.changed(text, plan.to_json()):
+            local.run(plan, directory)
+    else:
+        directory.replace(text, plan.to_json())
+        local.run(plan, directory)
+
+
+def _go_inline(plan: LaunchPlan, text: str) -> None:
+    from slurm_train.launch import inline
+
+    if plan.continues:
+        directory = RunDirectory.open(plan.run_dir)
+        if not _is_main(plan):
+            inline.wait_for(directory.config, text)
+        elif plan.verb == "evaluate":
+            with directory.changed(text, plan.to_json()):
+                inline.run(plan, text)
+            return
+        else:
+            directory.replace(text, plan.to_json())
+            directory.append_event("submitted", launcher="inline", world_size=plan.world_size, verb=plan.verb)
+    inline.run(plan, text)
+
+
+def _is_main(plan: LaunchPlan) -> bool:
+    return plan.launcher == "local" or ranks(os.environ).rank == 0
+
+
+def _say(plan: LaunchPlan, text: str) -> None:
+    """Print, on the one process that speaks for all."""
+    if _is_main(plan):
+        print(text, flush=True)

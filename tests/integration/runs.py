@@ -1,0 +1,73 @@
+"""Whole runs as the tests start them: on the ranks of a shared world, or in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import slurm_train.data
+from slurm_train.config.compose import compose
+from slurm_train.config.saved import dump
+from slurm_train.task import Creation, Task
+from slurm_train.topology.ranks import SINGLE, RankInfo
+from slurm_train.train.process import World
+from slurm_train.train.run import work
+from slurm_train.train.stop import StopFlag
+
+SAMPLE = f"data.root={Path(slurm_train.data.__file__).parent / 'sample'}"
+"""The embedded sample, whatever else is on this host."""
+
+
+def this_world(name: str) -> World:
+    """The world of the default process group, its store's keys apart by `name`; a single rank without a group."""
+    if not dist.is_initialized():
+        return World(SINGLE, torch.device("cpu"), 1, None)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    info = RankInfo(rank, rank, size, size, 0, 1, ("127.0.0.1",), "torchrun")
+    return World(info, torch.device("cpu"), 1, dist.PrefixStore(name, dist.distributed_c10d._get_default_store()))
+
+
+def run_on_rank(
+    overrides: Sequence[str], directory: str, verb: str = "train", attempt: int = 1, stop_on: int | None = None
+) -> dict[str, Any]:
+    """Train or evaluate as one rank; returns the final metrics.
+
+    Args:
+        overrides: as typed.
+        directory: the run directory; made in the first attempt, gone on with in later ones.
+        verb: train or evaluate.
+        attempt: counted from 1.
+        stop_on: this rank is asked to stop before the first step.
+    """
+    config = compose(overrides).config
+    world = this_world(f"{directory} {verb} {attempt}")
+    plan = json.dumps({"cwd": "", "config_dirs": []})
+    task = Task(directory, verb, Creation(dump(config), plan) if attempt == 1 and verb == "train" else None)
+    stop = StopFlag()
+    if world.info.rank == stop_on:
+        stop.reason = "SIGTERM"
+    return work(task, config, world, stop)
+
+
+def losses(directory: Path) -> dict[int, float]:
+    """Step -> loss, from a run's metrics."""
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    steps = [(record["step"], record["loss"]) for record in records if "loss" in record]
+    assert len(dict(steps)) == len(steps), "a step was written twice"
+    return dict(steps)
+
+
+def state(directory: Path) -> dict[str, Any]:
+    """The state in a run's newest checkpoint."""
+    newest = max((directory / "checkpoints").glob("step_*"), key=lambda path: int(path.name[5:]))
+    return torch.load(newest / "state.pt", weights_only=True)
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    """The weights in a run's newest checkpoint."""
+    return state(directory)["model"]

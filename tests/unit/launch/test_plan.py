@@ -1,0 +1,181 @@
+"""The plan: geometry, place and environment of a run, and all that is wrong with it, before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from slurm_train.config.compose import compose
+from slurm_train.errors import ConfigError
+from slurm_train.launch.plan import LaunchPlan, make_plan
+from slurm_train.launch.show import show
+from slurm_train.report.rundir import RunDirectory
+
+FMNIST = ("+experiment=fmnist",)
+TORCHRUN = {
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def planned(*overrides: str, env: Mapping[str, str] | None = None) -> LaunchPlan:
+    return make_plan(compose([*FMNIST, *overrides]), env or {})
+
+
+def faults(*overrides: str, env: Mapping[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        planned(*overrides, env=env)
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "env", "launcher", "world", "grid", "local_batch"),
+    [
+        ((), {}, "local", 1, {}, 64),
+        (("launcher.tasks_per_node=2",), {}, "local", 2, {"dp_replicate": 2}, 32),
+        (("parallel=ddp", "parallel.dp_replicate=4"), {}, "local", 4, {"dp_replicate": 4}, 16),
+        (("parallel=tp", "parallel.tp=2"), {}, "local", 2, {"tp": 2}, 64),
+        (("parallel=tp", "launcher.tasks_per_node=4"), {}, "local", 4, {"tp": 4}, 64),
+        ((), TORCHRUN, "inline", 2, {"dp_replicate": 2}, 32),
+        (("launcher.tasks_per_node=7",), TORCHRUN, "inline", 2, {"dp_replicate": 2}, 32),
+        (("launcher=inline",), {}, "inline", 1, {}, 64),
+    ],
+)
+def test_the_geometry(
+    overrides: tuple[str, ...], env: dict[str, str], launcher: str, world: int, grid: dict[str, int], local_batch: int
+) -> None:
+    plan = planned(*overrides, env=env)
+    assert (plan.launcher, plan.world_size, plan.local_batch) == (launcher, world, local_batch)
+    assert plan.grid == {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1, **grid}
+    assert [place.rank for place in plan.ranks] == list(range(world))
+
+
+FAULTS = {
+    "tp does not divide": (
+        ("parallel=tp", "parallel.tp=3"),
+        "parallel.tp=3: does not divide the 512 out_features of hidden.0 (colwise)",
+    ),
+    "batch": (
+        ("launcher.tasks_per_node=3",),
+        "train.batch_size=64: the global batch is not divisible by the 3 data ranks",
+    ),
+    "grid": (("parallel=ddp", "parallel.dp_replicate=2", "launcher.tasks_per_node=3"), "but there are 3 ranks"),
+    "single": (("parallel=single", "launcher.tasks_per_node=2"), "but there are 2 ranks"),
+    "ddp with tp": (("parallel=ddp", "parallel.tp=2"), "the layout ddp has no tensor parallelism"),
+    "tp with replicas": (("parallel.tp=2", "launcher.tasks_per_node=4"), "together with dp_replicate=2"),
+    "no layer": (("model=linear", "parallel=tp", "parallel.tp=2"), "the model has no layer to shard"),
+    "plan pattern": (("parallel=tp", "parallel.tp=2", "parallel.plan.fc=colwise"), "they are hidden.0, head"),
+    "samples": (("train.batch_size=100000",), "fewer than one global batch"),
+    "validation": (("train.validation=100000",), "train.validation=100000: leaves none"),
+    "data path": (("data.root=/nonexistent",), "data.root: /nonexistent does not exist"),
+    "nodes": (("launcher.nodes=2",), "launcher.nodes=2: the local launcher has one node"),
+    "cpus": (("launcher.cpus_per_task=100000",), "launcher.cpus_per_task: 1 x 100000 CPUs are more than"),
+    "submitit's own signs": (("run.dir=a%jb",), "contains %j, which submitit replaces"),
+    "a run directory below a file": (("run.dir=/dev/null/x",), "/dev/null is not a directory"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults(name: str) -> None:
+    overrides, text = FAULTS[name]
+    assert text in "\n".join(faults(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "env", "text"),
+    [
+        ((), {"RANK": "0"}, "LOCAL_RANK: RANK set, but"),
+        ((), {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, "start it with srun"),
+        (("launcher=local",), TORCHRUN, "launcher=local: this process was started as rank 1 of 2 (RANK=1)"),
+        (
+            ("launcher.gpus_per_node=3",),
+            {"CUDA_VISIBLE_DEVICES": "5,7"},
+            "launcher.gpus_per_node: 3 are more than the 2",
+        ),
+    ],
+)
+def test_faults_of_the_environment(overrides: tuple[str, ...], env: dict[str, str], text: str) -> None:
+    assert text in "\n".join(faults(*overrides, env=env))
+
+
+def test_all_faults_are_told_at_once() -> None:
+    found = faults(
+        "parallel=tp", "parallel.tp=3", "train.batch_size=70000", "data.root=/nonexistent", "run.dir=/dev/null/x"
+    )
+    assert [line.partition(":")[0] for line in found] == [
+        "data.root",
+        "parallel.tp=3",
+        "parallel.tp=3",
+        "run.dir=/dev/null/x",
+    ]
+
+
+def test_nothing_is_made(tmp_path: Path) -> None:
+    plan = planned()
+    assert list(tmp_path.iterdir()) == []
+    assert Path(plan.run_dir).parent == tmp_path / "runs" / "fmnist"
+
+
+def test_the_place_of_a_run(tmp_path: Path) -> None:
+    step = {"SLURM_JOB_ID": "12", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_PROCID": "0"}
+    step |= {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_ID": "0"}
+    assert planned("run.name=mine").run_dir == str(tmp_path / "runs/fmnist/mine")
+    assert planned("run.dir=here").run_dir == str(tmp_path / "here")
+    assert planned(env=step).run_id == "job-12"
+    RunDirectory.create(tmp_path / "runs/fmnist/job-12", "a: 1\n", "{}")
+    assert planned(env=step).run_id == "job-12-2"
+    again = planned(env=step | {"SLURM_RESTART_COUNT": "1"})
+    assert (again.run_id, again.continues) == ("job-12", True)
+    assert "used already; choose another one, or go on with it by the verb resume" in faults("run.name=job-12")[0]
+
+
+def test_the_environment_of_the_ranks() -> None:
+    assert "GLOO_SOCKET_IFNAME" not in planned().environment
+    assert planned(env={"GLOO_SOCKET_IFNAME": "eth0"}).environment == {"PYTHONUNBUFFERED": "1"}
+    env = {"CUDA_VISIBLE_DEVICES": "5,7,8"}
+    assert planned("launcher.gpus_per_node=2", env=env).environment["CUDA_VISIBLE_DEVICES"] == "5,7"
+    assert "CUDA_VISIBLE_DEVICES" not in planned(env=env).environment
+    assert planned(env=TORCHRUN).environment == {}
+
+
+def test_threads_come_from_whoever_says_so() -> None:
+    assert (planned("train.threads=3").threads, planned("train.threads=3").threads_reason) == (3, "train.threads")
+    plan = planned("launcher.cpus_per_task=1")
+    assert (plan.threads, plan.environment["OMP_NUM_THREADS"]) == (1, "1")
+    assert planned(env={"OMP_NUM_THREADS": "5"}).threads == 5
+
+
+def test_a_users_model_and_data_are_not_checked() -> None:
+    Path("mine.py").write_text("class Net:\n    pass\n\n\ndef data(split): ...\n")
+    plan = planned("model._target_=mine.Net", "data._target_=mine.data")
+    assert plan.parameters is None and plan.data is None
+    assert any("mine.Net" in note for note in plan.unchecked) and any("mine.data" in note for note in plan.unchecked)
+    assert "not checked:" in show(plan)
+
+
+def test_the_plan_as_json_and_as_text() -> None:
+    plan = planned("parallel=tp", "parallel.tp=2", "launcher.time=1:30")
+    read = json.loads(plan.to_json())
+    assert (read["world_size"], read["time_seconds"], read["parameters"]) == (2, 90, 407050)
+    assert [layer["name"] for layer in read["layers"]] == ["hidden.0", "head"]
+    text = show(plan)
+    for part in (plan.run_dir, "1 node x 2 = 2", "tp=2", "407,050 parameters", "784 x 512  colwise  784 x 256", "1:30"):
+        assert part in text
+
+
+def test_a_large_world_is_shown_by_its_ends() -> None:
+    lines = show(planned("launcher.tasks_per_node=64")).splitlines()
+    ranks = [line.split()[0] for line in lines[lines.index("") + 2 :]]
+    assert ranks == [*map(str, range(8)), "...", *map(str, range(56, 64))]

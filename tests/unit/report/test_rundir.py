@@ -1,0 +1,100 @@
+"""The run directory: made whole or not at all, refused when used, read back as written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_train.errors import RunDirectoryError
+from slurm_train.report.rundir import RunDirectory
+
+
+def make(path: Path) -> RunDirectory:
+    return RunDirectory.create(path, "seed: 0\n", "{}", "#!/bin/sh\n")
+
+
+def test_a_new_directory_holds_what_the_run_is_made_from(tmp_path: Path) -> None:
+    run = make(tmp_path / "deep" / "er" / "odd $x é;'\"\n")
+    assert run.config.read_text() == "seed: 0\n"
+    assert run.plan.read_text() == "{}"
+    assert (run.path / "submission.sh").read_text() == "#!/bin/sh\n"
+    assert run.logs.is_dir() and run.checkpoints.is_dir()
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert RunDirectory.open(run.path).path == run.path
+
+
+def test_an_empty_directory_is_taken_and_a_used_one_refused(tmp_path: Path) -> None:
+    make(tmp_path)
+    with pytest.raises(RunDirectoryError, match="is used already"):
+        make(tmp_path)
+    assert (tmp_path / "config.yaml").read_text() == "seed: 0\n"
+
+
+def test_a_directory_with_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunDirectoryError, match="is used already"):
+        make(tmp_path)
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_nothing_is_left_of_a_directory_that_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        make(tmp_path / "a" / "b")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("below", ["file", "file/run"])
+def test_a_file_in_the_way_is_told(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="not a directory"):
+        make(tmp_path / below)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_parent_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "not writable" in RunDirectory.problem(tmp_path / "run")
+    tmp_path.chmod(0o700)
+
+
+def test_a_name_that_no_file_system_takes_is_told(tmp_path: Path) -> None:
+    assert "name too long" in RunDirectory.problem(tmp_path / ("x" * 300)).lower()
+
+
+def test_no_run_directory_is_opened_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is not a run directory"):
+        RunDirectory.open(tmp_path)
+
+
+def test_events_are_read_back_without_a_cut_off_line(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    assert run.events() == []
+    written = [run.append_event("started", step=0), run.append_event("message", text="é\nb")]
+    with run.event_file.open("a") as file:
+        file.write('{"event": "do')
+    assert run.events() == written
+
+
+def test_a_changed_config_keeps_the_previous_ones(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    for number in (1, 2):
+        run.replace(f"seed: {number}\n", "{}")
+    run.replace("seed: 2\n", "[]")
+    assert run.config.read_text() == "seed: 2\n"
+    assert run.plan.read_text() == "[]"
+    kept = sorted(path.name for path in tmp_path.glob("config.*.yaml"))
+    assert [(tmp_path / name).read_text() for name in kept] == ["seed: 0\n", "seed: 1\n"]
+
+
+def test_a_change_for_a_while_is_taken_back_even_after_an_error(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    with pytest.raises(ValueError), run.changed("seed: 9\n", "[]"):
+        assert run.config.read_text() == "seed: 9\n"
+        raise ValueError
+    assert (run.config.read_text(), run.plan.read_text()) == ("seed: 0\n", "{}")
