@@ -23,9 +23,12 @@ def parse_time(text: str) -> int | None:
         raise UserError(f"{text!r} is not a time limit", remedy=f"write {FORMATS}")
     days, *rest = found.groups()
     numbers = [int(number) for number in rest if number is not None]
-    # With days the first number is hours; without, a lone number is minutes, two are MM:SS.
-    padded = [*numbers, 0, 0][:3] if days is not None else [[0, *numbers, 0], [0, *numbers], numbers][len(numbers) - 1]
-    hours, minutes, seconds = padded
+    if days is not None:  # hours first
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:  # minutes first
+        hours, minutes, seconds = 0, *[*numbers, 0][:2]
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     if total == 0:
         raise UserError("a time limit of zero", remedy=f"write {FORMATS}")
