@@ -1,4 +1,4 @@
-"""What the README says is true: its commands plan, its files are there, its verbs and exit codes are those of the code."""
+"""What the README says is true: its commands plan, its files are there, its verbs are those of the code."""
 
 import re
 import shlex

@@ -31,6 +31,7 @@ class Source:
         text: one line for humans: which data this is, and why if it is the sample.
         key: the config key that named the directory; "" if no user did.
         is_sample: whether this is the embedded sample.
+        why: why it is that, and how to get the full data; "" if it is not, or was named.
     """
 
     directory: Path
@@ -38,6 +39,7 @@ class Source:
     text: str
     key: str = ""
     is_sample: bool = False
+    why: str = ""
 
     def images(self, split: str) -> Path:
         """The images of split "train" or "test"."""
@@ -91,9 +93,26 @@ def find(root: str | os.PathLike[str] | None) -> Source | None:
     return None
 
 
+def settle(root: str | None, download: bool) -> tuple[str | None, str]:
+    """Which directory a run uses from now on, so that a resume does not find other data, and a word on what was tried.
+
+    Args:
+        root: the directory that the user named; it stays.
+        download: whether the files may be downloaded now.
+
+    Returns:
+        the directory, and why it is the sample if it is ("" if it is not).
+    """
+    if root is not None:
+        return root, ""
+    source = locate(None, download)
+    return str(source.directory), source.why
+
+
 def sample(reason: str) -> Source:
     """The sample in this package; `reason` says why not the full data set."""
-    return Source(SAMPLE, _files(SAMPLE), f"{SAMPLE_TEXT} ({reason}; {_HOW})", is_sample=True)
+    why = f"{reason}; {_HOW}"
+    return Source(SAMPLE, _files(SAMPLE), f"{SAMPLE_TEXT} ({why})", is_sample=True, why=why)
 
 
 def cache_directory() -> Path | None:
@@ -122,7 +141,14 @@ def named(root: str | os.PathLike[str]) -> Source:
     missing = [name for name in NAMES if name not in files]
     if missing:
         raise DataError(f"{root} lacks {', '.join(missing)} (.gz or not)", KEY, remedy)
-    return Source(directory, files, str(root), KEY)
+    return Source(directory, files, _text(directory, str(root)), KEY, is_sample=directory == SAMPLE)
+
+
+def _text(directory: Path, typed: str) -> str:
+    """What is in a directory that was named, if it is one that this project knows."""
+    if directory == SAMPLE:
+        return SAMPLE_TEXT
+    return f"{typed} (Debian package)" if directory == DEBIAN else typed
 
 
 def _files(directory: Path) -> dict[str, Path]:

@@ -6,8 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from omegaconf import DictConfig
+
 from slurm_train.config.compose import Composed, apply, compose
 from slurm_train.config.saved import dump, load
+from slurm_train.data.facts import FASHION_MNIST
+from slurm_train.data.sources import settle
 from slurm_train.errors import EXIT_OK, Interrupted, Saved, SlurmTrainError, UserError
 from slurm_train.launch.plan import LaunchPlan, make_plan, new_run_id
 from slurm_train.launch.runs import extends, find_run, is_finished
@@ -131,12 +135,23 @@ def _saved(name: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> t
 
 def _go(plan: LaunchPlan, composed: Composed) -> None:
     """Do what is planned, and print the summary."""
+    if plan.launcher == "local":
+        _settle_data(composed.config)
     text = dump(composed.config)
     if plan.launcher == "local":
         _go_local(plan, text)
     else:
         _go_inline(plan, text)
     _say(plan, summary(RunDirectory(plan.run_dir)))
+
+
+def _settle_data(config: DictConfig) -> None:
+    """Find or download the data before any rank starts, and keep in the configuration which they are."""
+    if config.data._target_ != FASHION_MNIST:
+        return
+    config.data.root, why = settle(config.data.get("root"), config.data.get("download", True))
+    if why:
+        print(f"note: {why}", flush=True)
 
 
 def _go_local(plan: LaunchPlan, text: str) -> None:

@@ -141,3 +141,14 @@ def test_files_that_do_not_belong_together(
     for call in (lambda: FashionMNIST(root=root), lambda: data_facts(config(root=str(root)))):
         with pytest.raises(DataError, match=f"^data.root: .*{message}"):
             call()
+
+
+def test_what_is_settled_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "DEBIAN", tmp_path / "none")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root, why = sources.settle(None, download=False)
+    assert root == str(sources.SAMPLE)
+    assert why.startswith("the full data set was not found and data.download is false; for all 70,000 install")
+    assert sources.settle(root, download=True) == (root, "")
+    assert FashionMNIST(root=root).source == sources.SAMPLE_TEXT
+    assert sources.settle("my data", download=True) == ("my data", "")
