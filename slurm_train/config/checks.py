@@ -76,6 +76,12 @@ def _device(value: str) -> str:
     return "" if good else "must be auto, cpu, cuda, mps or cuda:N"
 
 
+def _rate(value: Any) -> str:
+    if isinstance(value, str | bool):
+        return "must be a number"
+    return "must be at least 0" if isinstance(value, int | float) and not value >= 0 else ""
+
+
 def _time(value: str) -> str:
     try:
         parse_time(value)
@@ -115,6 +121,7 @@ _RULES: dict[str, Rule] = {
     "train.early_stopping.patience": _at_least(0),
     "train.early_stopping.metric": _one_of(("val_loss", "val_accuracy")),
     "train.early_stopping.min_delta": _at_least(0),
+    "optim.lr": _rate,
     "parallel.name": _one_of(_LAYOUTS),
     "launcher.name": _one_of(_LAUNCHERS),
     "launcher.nodes": _at_least(1),

@@ -73,6 +73,8 @@ def _parse(parser: OverridesParser, text: str, library: Library) -> Override | F
     if not name or (not equals and not text.startswith("~")):
         options = [f"{_prefix(group)}={option}" for group in library.groups() for option in library.options(group)]
         found = [option for option in options if option.partition("=")[2] == text]
+        if text.startswith("-"):
+            return Fault(text, "unknown option", "see --help")
         return Fault(text or "''", "is not KEY=VALUE", f"did you mean {' or '.join(found)}?" if found else "")
     if key.startswith("-"):
         keys = known_keys(OmegaConf.structured(Config))

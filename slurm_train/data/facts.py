@@ -39,12 +39,15 @@ def data_facts(data_config: Mapping[str, Any]) -> DataFacts | None:
     """Facts of the data set that a `data` config stands for; None for a user's own, which is not looked into.
 
     Raises:
-        DataError: the directory that the user named is missing, or a file's header is broken.
+        DataError: the directory that the user named is missing, a file's header is broken, or `download` is no bool.
     """
     if data_config.get("_target_") != FASHION_MNIST:
         return None
+    download = data_config.get("download", True)
+    if not isinstance(download, bool):
+        raise DataError("must be true or false", f"data.download={download}")
     source = sources.find(data_config.get("root"))
-    if source is None and data_config.get("download", True) and sources.cache_directory() is not None:
+    if source is None and download and sources.cache_directory() is not None:
         text = f"to be downloaded to {sources.cache_directory()} (offline: {sources.SAMPLE_TEXT})"
         return DataFacts(text, 60_000, 10_000, (1, 28, 28), CLASSES, downloads=True)
     source = source or sources.locate(None, download=False)

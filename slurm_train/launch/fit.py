@@ -15,13 +15,10 @@ from slurm_train.topology.grid import Grid
 
 def layout_faults(parallel: DictConfig, grid: Grid) -> Iterator[Fault]:
     """The named layout against the sizes of its axes."""
-    name = parallel.name
     size = grid.world_size
-    if name == "single" and size > 1:
-        yield Fault("parallel=single", f"is for one rank, there are {size}", "use parallel=ddp or parallel=tp")
-    if name == "ddp" and grid.tp > 1:
+    if parallel.name == "ddp" and grid.tp > 1:
         yield Fault(f"parallel.tp={grid.tp}", "the layout ddp has no tensor parallelism", "use parallel=tp")
-    if grid.tp > 1 and grid.dp_replicate > 1:
+    elif grid.tp > 1 and grid.dp_replicate > 1:
         yield Fault(
             f"parallel.tp={grid.tp}",
             f"together with dp_replicate={grid.dp_replicate} it is not in this version",
@@ -90,11 +87,13 @@ def tp_faults(parallel: DictConfig, model: ModelFacts, tp: int) -> Iterator[Faul
     plan = tp_plan(parallel, model)
     if not plan and not parallel.plan:
         yield Fault(f"parallel.tp={tp}", "the model has no layer to shard", "use parallel=ddp")
-    for layer in planned(model, plan):
-        name, size = layer.sharded_size or ("", 0)
-        if size % tp:
-            near = f"use a tp that divides {size}, or a size that {tp} divides"
-            yield Fault(f"parallel.tp={tp}", f"does not divide the {size} {name} of {layer.name} ({layer.style})", near)
+    uneven = [(layer, *layer.sharded_size) for layer in planned(model, plan) if layer.sharded_size]
+    uneven = [(layer, name, size) for layer, name, size in uneven if size % tp]
+    if uneven:
+        parts = " and ".join(f"the {size} {name} of {layer.name} ({layer.style})" for layer, name, size in uneven)
+        sizes = " and ".join(dict.fromkeys(str(size) for *_, size in uneven))
+        near = f"use a tp that divides {sizes}, or sizes that {tp} divides"
+        yield Fault(f"parallel.tp={tp}", f"does not divide {parts}", near)
 
 
 def planned(model: ModelFacts, plan: dict[str, str]) -> list[Layer]:

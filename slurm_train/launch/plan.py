@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from slurm_train.config.checks import check, unchecked
 from slurm_train.config.compose import Composed
 from slurm_train.data.facts import DataFacts, data_facts
-from slurm_train.errors import ConfigError, Fault, SlurmTrainError
+from slurm_train.errors import ConfigError, Fault, GridError, SlurmTrainError
 from slurm_train.launch import fit
 from slurm_train.launch.world import PlannedWorld, plan_world, rank_environment, threads
 from slurm_train.models.facts import ModelFacts, model_facts
@@ -193,6 +193,9 @@ def make_plan(
 
 
 def _solve(config: DictConfig, world: PlannedWorld) -> Grid:
+    if config.parallel.name == "single" and world.size > 1:
+        remedy = "use parallel=ddp or parallel=tp"
+        raise GridError(f"is for one rank, but there are {world.size} ranks", "parallel=single", remedy)
     return solve(world.size, **{axis: config.parallel[axis] for axis in AXES})
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_train.errors import ConfigError, Fault
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -85,14 +87,27 @@ FACTS: Mapping[str, Callable[..., ModelFacts]] = {
     "slurm_train.models.linear_regression.LinearRegression": linear_regression_facts,
 }
 
+_LEAST = {"in_features": 1, "width": 1, "depth": 0, "classes": 1, "channels": 1, "features": 1}
+"""The arguments that count something, and the least that each may be."""
+
 
 def model_facts(config: Mapping[str, Any]) -> ModelFacts | None:
     """The facts of the model that a `model` config describes; None for a user's own model, of which nothing is known.
 
     Args:
         config: `_target_` and the model's arguments.
+
+    Raises:
+        ConfigError: an argument that counts something is no such number.
     """
     facts = FACTS.get(str(config.get("_target_")))
     if facts is None:
         return None
+    faults = [
+        Fault(f"model.{name}={config[name]}", f"must be a whole number of at least {least}")
+        for name, least in _LEAST.items()
+        if name in config and not (type(config[name]) is int and config[name] >= least)
+    ]
+    if faults:
+        raise ConfigError(faults)
     return facts(**{str(key): value for key, value in config.items() if not str(key).startswith("_")})

@@ -76,7 +76,8 @@ def solve(world_size: int, *, pp: int = 1, dp_replicate: int = 1, dp_shard: int 
     if len(open_axes) > 1:
         raise GridError(f"{' and '.join(open_axes)} are both -1", "parallel", "only one axis can take the rest")
     fixed = required_ranks(**sizes)
-    shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size != 1) or "1"
+    factors = [f"{axis}={size}" for axis, size in sizes.items() if size != 1]
+    shown = " x ".join(factors) or "1"
     if open_axes:
         if world_size % fixed:
             raise GridError(
@@ -86,12 +87,18 @@ def solve(world_size: int, *, pp: int = 1, dp_replicate: int = 1, dp_shard: int 
             )
         sizes[open_axes[0]] = world_size // fixed
     elif fixed != world_size:
+        largest = _largest(sizes)
+        needs = f"{shown} = {fixed}" if len(factors) > 1 else f"needs {_ranks(fixed)}"
         raise GridError(
-            f"{shown} = {fixed}, but there are {world_size} ranks",
-            f"parallel.{_largest(sizes)}",
-            f"start {fixed} ranks (launcher.nodes x launcher.tasks_per_node), or set one axis to -1, the rest",
+            f"{needs}, but there {'is' if world_size == 1 else 'are'} {_ranks(world_size)}",
+            f"parallel.{largest}={sizes[largest]}",
+            f"start {_ranks(fixed)} (launcher.nodes x launcher.tasks_per_node), or set one axis to -1, the rest",
         )
     return Grid(**sizes)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def _largest(sizes: dict[str, int]) -> str:

@@ -26,13 +26,13 @@ def test_the_rest(world, sizes, expected):
 @pytest.mark.parametrize(
     ("world", "sizes", "told"),
     [
-        (4, {"tp": 2}, "tp=2 = 2, but there are 4 ranks"),
+        (4, {"tp": 2}, "parallel.tp=2: needs 2 ranks, but there are 4 ranks; start 2 ranks"),
         (4, {"dp_replicate": 2, "tp": 4}, "dp_replicate=2 x tp=4 = 8, but there are 4 ranks"),
         (6, {"dp_replicate": -1, "tp": 4}, "the fixed axes take 4 ranks, which does not divide the world of 6"),
         (4, {"dp_replicate": -1, "tp": -1}, "dp_replicate and tp are both -1"),
         (4, {"tp": 0}, "parallel.tp: 0 is no size"),
         (4, {"pp": -2}, "parallel.pp: -2 is no size"),
-        (2, {}, "1 = 1, but there are 2 ranks"),
+        (2, {}, "needs 1 rank, but there are 2 ranks; start 1 rank"),
     ],
 )
 def test_what_does_not_fit(world, sizes, told):
