@@ -54,7 +54,7 @@ class ResidentFeed:
         rows, targets = self.data.gather(positions)
         if self.device.type == "cuda":  # only pinned memory is copied while the GPU computes
             rows, targets = rows.pin_memory(), targets.pin_memory()
-        return rows.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+        return to_device(rows, self.device), to_device(targets, self.device)
 
 
 class LoaderFeed:
@@ -147,7 +147,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
 def to_device(batch: Any, device: torch.device) -> Any:
     """`batch` with all its tensors on `device`, inside tuples, lists and mappings too."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=device.type == "cuda")  # elsewhere the source might be freed too soon
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -68,7 +68,7 @@ class TensorData(Dataset[tuple[Tensor, Tensor]]):
 
     def to_float(self, raw: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """Gathered inputs on `device` as the model gets them: `raw * scale + shift`, or unchanged without a scale."""
-        moved = raw.to(device, non_blocking=True)
+        moved = raw.to(device, non_blocking=torch.device(device).type == "cuda")
         if self.scale is None:
             return moved
         # A copy even of float32, so that the data set itself is never written to.

@@ -17,7 +17,7 @@ from typing import Any
 from submitit import Job
 from submitit.local.local import LocalExecutor, LocalJob
 
-from slurm_train.errors import Interrupted, RankFailed, Saved, SlurmTrainError, StartError
+from slurm_train.errors import EXIT_SAVED, Interrupted, RankFailed, Saved, SlurmTrainError, StartError
 from slurm_train.launch.children import importable
 from slurm_train.launch.follow import Follower
 from slurm_train.launch.local_controller import COMMAND_PID
@@ -133,7 +133,9 @@ def _error(plan: LaunchPlan, directory: RunDirectory, job: str, signals: _Signal
     resume = resume_command(plan.verb, directory.path)
     ends = rank_ends(directory.logs, job)
     failed = [end for end in ends if end.code]
-    if signals.stop and (not ends or (failed and all(not end.outcome for end in failed))):
+    # A rank that had no handler yet was ended by the signal itself; one that had says that it stopped.
+    early = any(not end.outcome for end in failed) and all(not end.outcome or end.code == EXIT_SAVED for end in failed)
+    if signals.stop and (not ends or early):
         return Saved(f"stopped by {signals.stop} before the first step", remedy=f"go on with: {resume}")
     if not ends:
         log = directory.logs / "controller.log"

@@ -55,7 +55,7 @@ def sweep(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     """Do the points of a sweep one after the other, each in its own run directory <run id>_<n>.
 
     All points are planned first, so that a fault of the user's is told before any is run. One that fails does not stop
-    the others.
+    the others, unless its input is at fault.
 
     Returns:
         the exit code: 0 when all are done, else that of the last one that failed.

@@ -9,7 +9,9 @@ from slurm_train.errors import DeviceError
 KEY = "train.device"
 
 
-def choose_device(requested: str, *, cuda_devices: int, mps: bool, local_rank: int, local_world_size: int) -> str:
+def choose_device(
+    requested: str, *, cuda_devices: int, mps: bool, local_rank: int, local_world_size: int, shared: bool = False
+) -> str:
     """The device of a rank: cpu, mps, or cuda:N with N an index into the devices that this process sees.
 
     With one visible device a rank (`--gpus-per-task=1`) the index is 0 whatever the local rank.
@@ -20,6 +22,7 @@ def choose_device(requested: str, *, cuda_devices: int, mps: bool, local_rank: i
         mps: whether Apple's MPS is there.
         local_rank: this rank's place on its host.
         local_world_size: ranks on this host.
+        shared: whether all ranks of the host see the same devices, as under torchrun; else each may see its own.
 
     Raises:
         DeviceError: it is not there, or there are more ranks than devices.
@@ -39,14 +42,14 @@ def choose_device(requested: str, *, cuda_devices: int, mps: bool, local_rank: i
         )
     if found[1] is not None:
         return _numbered(int(found[1]), cuda_devices, local_world_size)
-    if cuda_devices == 1:
+    if cuda_devices == 1 and not shared:
         # Several ranks of one host can each see one device of their own, so the local rank says nothing here.
         return "cuda:0"
     if local_world_size > cuda_devices:
         raise DeviceError(
-            f"{local_world_size} ranks on this host, but {cuda_devices} CUDA devices are visible",
+            f"{local_world_size} ranks on this host, but {cuda_devices} CUDA device{'s' * (cuda_devices > 1)} visible",
             "launcher.tasks_per_node",
-            "start at most one rank a device",
+            "start at most one rank a device, or set train.device=cpu",
         )
     return f"cuda:{local_rank}"
 

@@ -29,6 +29,7 @@ from slurm_train.train.process import World
 
 STATE, MANIFEST = "state.pt", "manifest.json"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+LENIENT = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -60,7 +61,14 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, state: di
     if not state["optimizer"]["state"]:  # plain SGD has none, and torch cannot load none
         return
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=WHOLE)
+    try:
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=LENIENT)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"the checkpoint does not fit the optimizer: {reason}") from None
+    for name, parameter in model.named_parameters():
+        if name.removeprefix("module.") not in state["optimizer"]["state"]:
+            optimizer.state.pop(parameter, None)  # it had none: it never got a gradient
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
 
@@ -97,10 +105,13 @@ class CheckpointStore:
                 json.dump({"step": step, "files": {STATE: _sha256(beside / STATE)}}, file)
                 file.flush()
                 os.fsync(file.fileno())
+            aside = self.directory / f".step_{step:06d}.old"
+            shutil.rmtree(aside, ignore_errors=True)
             if path.exists():  # written again after a resume from an older one
-                shutil.rmtree(path)
+                path.rename(aside)
             beside.rename(path)
-            self._remove_old()
+            shutil.rmtree(aside, ignore_errors=True)
+            self._remove_old(path)
         self._world.barrier()
         return path
 
@@ -124,8 +135,10 @@ class CheckpointStore:
         numbered = [(re.fullmatch(r"step_(\d+)", path.name), path) for path in self.directory.glob("step_*")]
         return [path for _, path in sorted((int(match[1]), path) for match, path in numbered if match)]
 
-    def _remove_old(self) -> None:
-        for path in self._paths()[: -self._keep] if self._keep else []:
+    def _remove_old(self, newest: Path) -> None:
+        """Keep the newest ones up to the one just written; higher numbers are broken, or of a future that was left."""
+        paths = self._paths()
+        for path in paths[: paths.index(newest) + 1][: -self._keep] if self._keep else []:
             shutil.rmtree(path)
 
 

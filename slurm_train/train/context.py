@@ -117,10 +117,10 @@ class Context:
         self._limit = self.config.train.max_steps or float("inf")
         self._hears_steps = self.callbacks.has("on_step")
         self._epoch_ended = False
-        self._samples = 0
+        self._samples = 0.0
         self._since = time.perf_counter()
         self.seconds = 0.0
-        self.samples_seen = 0
+        self.samples_seen = 0.0
 
     @property
     def device(self) -> torch.device:
@@ -139,7 +139,8 @@ class Context:
         self.losses.restart_clock()
         self._since = time.perf_counter()
         for batch in self.train.epoch(epoch, start=self.position.batch):
-            self._samples += len(batch.targets) if batch.weight else 0
+            done = self.position.batch * self.config.train.batch_size
+            self._samples += min(self.config.train.batch_size, (self.train.samples or float("inf")) - done)
             yield batch
             if self.position.step >= self._limit:
                 break
@@ -166,14 +167,18 @@ class Context:
     def epoch_done(self) -> None:
         """Validate, tell the callbacks, decide on early stopping, and save a checkpoint."""
         stopping = self.losses.flush(self.position.step, self.position.epoch)
-        samples = int(self.world.sum(torch.tensor(float(self._samples), dtype=torch.double)).item()) // self.grid.tp
         seconds = time.perf_counter() - self._since
         self.seconds += seconds
-        self.samples_seen += samples
+        self.samples_seen += self._samples
         epoch = self.position.epoch
         metrics = self.evaluate(self.validation, "val")
         self.log.event(
-            "epoch", epoch=epoch, step=self.position.step, seconds=seconds, samples_per_s=samples / seconds, **metrics
+            "epoch",
+            epoch=epoch,
+            step=self.position.step,
+            seconds=seconds,
+            samples_per_s=self._samples / seconds,
+            **metrics,
         )
         if self._epoch_ended:
             self.position.epoch += 1
@@ -204,8 +209,7 @@ class Context:
         state = training_state(self.model, self.optimizer)
         state["position"] = vars(self.position).copy()
         state["callbacks"] = self.callbacks.state_dict()
-        state["finished"] = self.finished
-        state["random"] = self.world.gather(torch.get_rng_state())
+        state["random"] = self.world.gather(random_state(self.device))
         path = self.checkpoints.save(self.position.step, state)
         self.log.event("saved", step=self.position.step, path=str(path))
 
@@ -215,9 +219,8 @@ class Context:
         load_optimizer(self.model, self.optimizer, state)
         self.position = Position(**state["position"])
         self.callbacks.load_state_dict(state["callbacks"])
-        self.finished = state["finished"]
         if len(state["random"]) == self.world.info.world_size:
-            torch.set_rng_state(state["random"][self.world.info.rank])
+            set_random_state(state["random"][self.world.info.rank], self.device)
 
     def _at_end(self) -> bool:
         return bool(self.finished) or self.position.step >= self._limit
@@ -229,3 +232,15 @@ class Context:
     def _leave(self) -> None:
         self.log.event("stopped", reason=self.stop.reason or "another rank was asked to", step=self.position.step)
         raise Saved(f"stopped by {self.stop.reason or 'a signal to another rank'}, saved at step {self.position.step}")
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """The states of the random generators that a rank draws from: the CPU's, and its GPU's."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_random_state(states: list[Tensor], device: torch.device) -> None:
+    """Go on drawing where `random_state` was taken."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)

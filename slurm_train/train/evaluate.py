@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from slurm_train.data.batches import Batch
-from slurm_train.train.parallel import unwrap
+from slurm_train.train.parallel import agree_on_buffers, unwrap
 from slurm_train.train.process import World
 
 
@@ -30,23 +31,26 @@ def evaluate(
     Returns:
         {"loss": mean} and, for a classifier, {"accuracy": fraction in 0..1}.
     """
+    agree_on_buffers(model)
     module = unwrap(model)
     was_training = module.training
     module.eval()
     sums = torch.zeros(4, dtype=torch.double)  # loss, correct, classified, samples
-    for inputs, targets, _ in batches:
+    for inputs, targets, size in batches:
         outputs = module(inputs)
-        sums[0] += loss(outputs, targets).item() * len(targets)
-        sums[3] += len(targets)
+        sums[0] += loss(outputs, targets).item() * size
+        sums[3] += size
         if is_classification(outputs, targets):
             sums[1] += (outputs.argmax(dim=1) == targets).sum().item()
-            sums[2] += len(targets)
+            sums[2] += size
     module.train(was_training)
     total, correct, classified, samples = world.sum(sums if counts else torch.zeros_like(sums)).tolist()
     results = {"loss": total / samples} if samples else {}
     return results | ({"accuracy": correct / classified} if classified else {})
 
 
-def is_classification(outputs: Tensor, targets: Tensor) -> bool:
+def is_classification(outputs: Any, targets: Any) -> bool:
     """True when outputs are scores [batch, classes] and targets are class indices [batch]."""
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+        return False
     return outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point()

@@ -58,7 +58,7 @@ class LossLog:
     def flush(self, step: int, epoch: int) -> bool:
         """Reduce and write what is pending. True when any rank was asked to stop."""
         count = len(self._pending)
-        losses = torch.stack(self._pending).double().cpu() if count else torch.empty(0, dtype=torch.double)
+        losses = torch.stack(self._pending).cpu().double() if count else torch.empty(0, dtype=torch.double)
         pace = (time.perf_counter() - self._since) / max(count, 1)
         block = min(max(int(self._seconds / max(pace, 1e-9)), 1), LARGEST_BLOCK)
         agreed = torch.tensor([self._stop.requested, block if self._world.is_main else 0], dtype=torch.double)

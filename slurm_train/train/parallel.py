@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 import torch
+import torch.distributed as dist
 from omegaconf import DictConfig
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -114,6 +115,13 @@ def _check_divides(name: str, style: str, module: nn.Module, tp: int) -> None:
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's module inside DDP; evaluated directly it needs no collective, so ranks may have uneven batches."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def agree_on_buffers(model: nn.Module) -> None:
+    """Give all replicas the buffers of rank 0, such as batch-norm statistics, as DDP does at each training step."""
+    if isinstance(model, DistributedDataParallel):
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0, group=model.process_group)
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, list[nn.Parameter]]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -48,13 +47,19 @@ class World:
         if self.store is not None:
             dist.barrier()
 
+    def leave(self) -> None:
+        """End the process group, after a clean end only: with dead peers it could wait for them."""
+        if self.store is not None:
+            dist.barrier()
+            dist.destroy_process_group()
+
     def sum(self, values: Tensor) -> Tensor:
         """Sum of a CPU tensor over all ranks."""
         if self.store is not None:
             dist.all_reduce(values)
         return values
 
-    def gather(self, value: Tensor) -> list[Tensor]:
+    def gather(self, value: Any) -> list[Any]:
         """The value of every rank, in rank order, on rank 0; an empty list elsewhere."""
         if self.store is None:
             return [value]
@@ -87,9 +92,8 @@ class World:
         return answer[1:]
 
 
-@contextmanager
-def start(train: DictConfig, environment: Mapping[str, str]) -> Iterator[World]:
-    """Become the rank that the environment names.
+def start(train: DictConfig, environment: Mapping[str, str]) -> World:
+    """Become the rank that the environment names; `World.leave` ends it.
 
     The device is chosen before the process group starts, so that NCCL binds to the right one and no rank opens a
     context on a device that is not its own.
@@ -108,8 +112,7 @@ def start(train: DictConfig, environment: Mapping[str, str]) -> Iterator[World]:
     threads = set_threads(train.threads, info, environment)
     device = set_device(train.device, info)
     if info.world_size == 1:
-        yield World(info, device, threads, None)
-        return
+        return World(info, device, threads, None)
     store = open_store(rendezvous(environment, info), info, train.start_timeout)
     check_in(store, info, train.start_timeout)
     dist.init_process_group(
@@ -121,10 +124,7 @@ def start(train: DictConfig, environment: Mapping[str, str]) -> Iterator[World]:
         device_id=device if device.type == "cuda" else None,
     )
     store.set_timeout(timedelta(seconds=train.timeout))
-    yield World(info, device, threads, store)
-    # Only after a clean end: with dead peers it could wait for them.
-    dist.barrier()
-    dist.destroy_process_group()
+    return World(info, device, threads, store)
 
 
 def set_threads(asked: int | None, info: RankInfo, environment: Mapping[str, str]) -> int:
@@ -144,6 +144,7 @@ def set_device(requested: str, info: RankInfo) -> torch.device:
             mps=torch.backends.mps.is_available(),
             local_rank=info.local_rank,
             local_world_size=info.local_world_size,
+            shared=info.launcher in ("local", "torchrun"),
         )
     )
     if device.type == "cuda":

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from slurm_train.task import Task
 
 
+VISIBLE_SECONDS = 60.0
+"""How long a network file system may take to show another host's new directory."""
+
+
 def run(task: Task) -> dict[str, Any]:
     """Do what the task says, as the rank that the environment names.
 
@@ -49,8 +53,11 @@ def run(task: Task) -> dict[str, Any]:
         SlurmTrainError: see slurm_train.errors; all with one line for the user.
     """
     config = OmegaConf.create(task.create.config_yaml) if task.create else load(Path(task.run_dir) / "config.yaml")
-    with start(config.train, os.environ) as world, stop_on_signals() as stop:
-        return work(task, config, world, stop)
+    world = start(config.train, os.environ)
+    with stop_on_signals() as stop:
+        results = work(task, config, world, stop)
+        world.leave()
+    return results
 
 
 def work(task: Task, config: DictConfig, world: World, stop: StopFlag) -> dict[str, Any]:
@@ -79,10 +86,13 @@ def agree_on_directory(task: Task, world: World) -> RunDirectory:
         return str(RunDirectory.create(task.run_dir, task.create.config_yaml, task.create.plan_json).path)
 
     path = world.from_main("run directory", make)
-    if not (Path(path) / "config.yaml").is_file():
-        raise UserError(
-            f"{path} is not visible on {socket.gethostname()}", "run.dir", "use a directory that all nodes share"
-        )
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while not (Path(path) / "config.yaml").is_file():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{path} is not visible on {socket.gethostname()}", "run.dir", "use a directory that all nodes share"
+            )
+        time.sleep(0.2)
     return RunDirectory.open(path)
 
 
@@ -169,15 +179,17 @@ def load_dataset(data: DictConfig, split: str, has_splits: bool, world: World) -
 
     def open_first() -> str:
         opened.append(build(data, "data", **arguments))
-        shared = isinstance(opened[0], TensorData) and world.info.local_world_size > 1
+        shared = type(opened[0]) is TensorData and world.info.local_world_size > 1  # a subclass has ways of its own
         return publish(opened[0]) if shared else ""
 
     handle = world.from_host(f"data {split}", open_first)
     if handle:
-        dataset: Dataset[Any] = attach(handle)
-        world.barrier()
-        if world.info.local_rank == 0:
-            release(handle)
+        try:
+            dataset: Dataset[Any] = attach(handle)
+            world.barrier()
+        finally:
+            if world.info.local_rank == 0:
+                release(handle)
         return dataset
     return opened[0] if opened else build(data, "data", **arguments)
 

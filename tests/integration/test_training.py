@@ -255,3 +255,64 @@ def test_linear_regression_finds_the_line(world, tmp_path, ranks):
     found = weights(tmp_path / "run")
     assert found["line.weight"].item() == pytest.approx(2.0, abs=0.02)
     assert found["line.bias"].item() == pytest.approx(-1.0, abs=0.02)
+
+
+class Normalised(nn.Module):
+    """A user's model with batch norm, whose statistics differ between replicas."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(784)
+        self.head = nn.Linear(784, 10)
+
+    def forward(self, images):
+        return self.head(self.norm(images.flatten(1)))
+
+
+def test_replicas_evaluate_with_the_statistics_that_are_saved(world, tmp_path):
+    overrides = [*BASE, f"model._target_={HERE}.Normalised"]
+    trained = world(2).run(run_with, [*overrides, "parallel=ddp"], str(tmp_path / "run"), {})
+    alone = run_on_rank(overrides, str(tmp_path / "run"), "evaluate")
+    assert alone["test_accuracy"] == trained[0]["test_accuracy"]
+
+
+def test_a_parameter_without_a_gradient_does_not_hinder_a_resume(tmp_path):
+    overrides = [*BASE, f"model._target_={HERE}.HalfUsed"]
+    run_on_rank([*overrides, "train.max_steps=20"], str(tmp_path / "parts"))
+    run_on_rank(overrides, str(tmp_path / "parts"), attempt=2)
+    run_on_rank(overrides, str(tmp_path / "whole"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+def test_an_early_stopped_run_can_be_extended(tmp_path):
+    early = ["train.early_stopping.patience=1", "train.early_stopping.min_delta=100"]
+    run_on_rank([*SMALL, *early, "train.epochs=9"], str(tmp_path / "run"))
+    assert state(tmp_path / "run")["position"]["epoch"] == 2
+    run_on_rank([*SMALL, "train.epochs=4"], str(tmp_path / "run"), attempt=2)
+    assert state(tmp_path / "run")["position"]["epoch"] == 4
+
+
+class Pairs(Dataset):
+    """A user's data with a mapping of targets."""
+
+    def __init__(self):
+        self.inputs, self.targets = points("train")
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], {"label": self.targets[index], "weight": 1.0}
+
+
+def loss_of_pairs():
+    return lambda outputs, targets: nn.functional.cross_entropy(outputs, targets["label"])
+
+
+def test_targets_may_be_a_mapping(tmp_path):
+    overrides = ["+experiment=fmnist", "model.width=16", "train.epochs=1", "train.batch_size=32"]
+    user = [f"data._target_={HERE}.Pairs", f"train.loss._target_={HERE}.loss_of_pairs"]
+    result = run_on_rank([*overrides, *user], str(tmp_path / "run"))
+    assert "test_loss" not in result
+    assert len(losses(tmp_path / "run")) == 4

@@ -49,7 +49,7 @@ def test_device(arguments, chosen):
     ("arguments", "told"),
     [
         (("cuda",), "no CUDA device is visible"),
-        (("cuda", 2, False, 2, 3), "3 ranks on this host, but 2 CUDA devices"),
+        (("cuda", 2, False, 2, 3), "3 ranks on this host, but 2 CUDA devices visible"),
         (("auto", 2, False, 0, 3), "3 ranks on this host, but 2 CUDA devices"),
         (("cuda:2", 2), "cuda:2 is not visible"),
         (("cuda:0", 2, False, 0, 2), "cannot all use cuda:0"),
@@ -62,6 +62,12 @@ def test_device(arguments, chosen):
 def test_device_errors(arguments, told):
     with pytest.raises(DeviceError, match=told):
         device(*arguments)
+
+
+def test_ranks_that_share_one_device_are_refused():
+    with pytest.raises(DeviceError, match=r"2 ranks on this host, but 1 CUDA device visible.*train\.device=cpu"):
+        choose_device("auto", cuda_devices=1, mps=False, local_rank=1, local_world_size=2, shared=True)
+    assert choose_device("auto", cuda_devices=1, mps=False, local_rank=0, local_world_size=1, shared=True) == "cuda:0"
 
 
 @pytest.mark.parametrize(

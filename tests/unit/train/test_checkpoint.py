@@ -48,6 +48,13 @@ def test_only_the_newest_are_kept(tmp_path):
     assert steps(store) == ["step_1000000", "step_999999"]
 
 
+def test_a_broken_one_with_a_higher_number_costs_no_good_one(tmp_path):
+    store = CheckpointStore(tmp_path, OneRank(), keep=1)
+    flip(store.save(1000, {}))
+    store.save(10, {"value": 10})
+    assert store.newest()[0].name == "step_000010"
+
+
 def test_a_checkpoint_is_written_again_after_going_back(store):
     store.save(1, {"value": 1})
     store.save(1, {"value": 2})
