@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from slurm_train.errors import GridError, UserError
+from slurm_train.models.mlp import MLP
 from tests.integration.runs import SAMPLE, losses, run_on_rank, weights
 from tests.integration.worlds import WorldError
 
@@ -64,6 +65,27 @@ def test_the_weights_of_one_process_under_sgd(world, single, tmp_path, layout, r
     ours, theirs = weights(tmp_path / "run"), weights(expected)
     assert list(ours) == list(theirs)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
+
+
+class Double(MLP):
+    """In double precision, where no rounding can move an activation to the other side of a ReLU."""
+
+    def __init__(self):
+        super().__init__(width=64, depth=2)
+        self.double()
+
+    def forward(self, inputs):
+        return super().forward(inputs.double())
+
+
+@pytest.mark.parametrize(("layout", "ranks"), LAYOUTS)
+def test_a_whole_epoch_is_the_same_but_for_rounding(world, single, tmp_path, layout, ranks):
+    overrides = [*FMNIST, "optim=sgd", "model._target_=tests.integration.test_layouts.Double"]
+    expected, scores = single(*overrides)
+    result = run(world, ranks, [*overrides, f"parallel={layout}"], tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 169
+    agree(losses(tmp_path / "run"), losses(expected), 1e-12)
+    assert result["test_accuracy"] == scores["test_accuracy"]
 
 
 @pytest.mark.parametrize(("layout", "ranks"), [("ddp", 2), ("tp", 2)])
