@@ -10,10 +10,18 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slurm_train.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, RankError, Saved, SlurmTrainError, UserError
+from slurm_train.errors import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    TRACEBACK,
+    RankError,
+    Saved,
+    SlurmTrainError,
+    UserError,
+)
 
-VERBS = ("run", "plan", "resume", "evaluate")
-TRACEBACK = "SLURM_TRAIN_TRACEBACK"
+VERBS = ("run", "plan", "resume", "evaluate", "status", "logs", "cancel")
 
 HELP = """\
 usage: python -m slurm_train [VERB] [OPTIONS] [KEY=VALUE ...]
@@ -25,7 +33,10 @@ verbs:
                   --json  for programs
   resume RUN      go on from the newest checkpoint; KEY=VALUE may follow, e.g. train.epochs=20
   evaluate RUN    test loss and accuracy of the newest checkpoint
-RUN is a run directory or a run id.
+  status [RUN]    how your runs and jobs stand, or one run in full; --all, --json
+  logs RUN        what its ranks print; -f follows it to its end, --rank N, -n LINES, --job ID
+  cancel RUN...   end its job; the ranks save first
+RUN is a run directory, a run id or a job id.
 
 options:
   --config-dir DIR  a directory with config files of your own; may be repeated
@@ -169,16 +180,16 @@ def _parsed_by_typer(command: Command, words: Sequence[str]) -> int:
 
     from slurm_train.launch import verbs
 
-    if command.verb in ("resume", "evaluate") and not words:
-        raise UserError("RUN is missing", command.verb, "name a run directory or a run id")
+    if command.verb in ("resume", "evaluate", "logs", "cancel") and not words:
+        raise UserError("RUN is missing", command.verb, "name a run directory, a run id or a job id")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    settings = {"ignore_unknown_options": True}
+    settings = {"ignore_unknown_options": command.verb in ("plan", "resume", "evaluate")}  # these take overrides
     app.command(command.verb, context_settings=settings)(verbs.bound(command.verb, command.config_dirs))
     try:
-        app(list(words), prog_name=f"python -m slurm_train {command.verb}", standalone_mode=False)
+        code = app(list(words), prog_name=f"python -m slurm_train {command.verb}", standalone_mode=False)
     except typer.TyperException as error:
         raise UserError(str(error), command.verb, "see --help") from None
-    return EXIT_OK
+    return code or EXIT_OK
 
 
 def _told(error: BaseException) -> int:

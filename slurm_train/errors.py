@@ -10,6 +10,8 @@ EXIT_FAILURE = 1
 EXIT_USER = 2
 EXIT_SAVED = 75
 EXIT_INTERRUPTED = 130
+TRACEBACK = "SLURM_TRAIN_TRACEBACK"
+"""Environment variable: 1 shows the traceback of an error that is otherwise told in one line."""
 
 
 @dataclass(frozen=True)

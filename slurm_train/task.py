@@ -14,19 +14,31 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from slurm_train.errors import EXIT_FAILURE, EXIT_INTERRUPTED, Saved, SlurmTrainError
+from slurm_train.errors import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    TRACEBACK,
+    RankError,
+    RunDirectoryError,
+    Saved,
+    SlurmTrainError,
+)
+from slurm_train.report.rundir import RunDirectory
+from slurm_train.report.summary import summary
+from slurm_train.topology.jobs import job_id
+from slurm_train.topology.ranks import ranks
 
 
 @dataclass(frozen=True)
-class Creation:
-    """What rank 0 makes the run directory from, where no launcher has made it."""
+class Settings:
+    """A configuration and a plan that are not, or not yet, those in the run directory."""
 
     config_yaml: str
     """Text of config.yaml."""
@@ -48,37 +60,56 @@ class Task:
     verb: str = "train"
     """train or evaluate."""
 
-    create: Creation | None = None
-    """Given when rank 0 has to make the run directory, once the ranks have met."""
+    settings: Settings | None = None
+    """What to go by instead of config.yaml and plan.json of the run directory."""
+
+    create: bool = False
+    """Whether rank 0 has to make the run directory from the settings, once the ranks have met."""
 
     live: bool = False
-    """Whether rank 0 shows the progress itself, because no other process follows the run directory."""
+    """Whether rank 0 shows the progress and the summary itself, because no other process follows the run directory."""
 
     def __call__(self) -> dict[str, Any]:
         """Train or evaluate.
 
-        Under the local launcher a rank that fails leaves a word on why (its outcome file) and ends with the error's
-        exit code; elsewhere the error is raised.
+        Under submitit, local or on Slurm, a rank that fails leaves a word on why (its outcome file) and ends with the
+        error's exit code; elsewhere the error is raised.
         """
-        outcome = _outcome_file()
+        outcome = _outcome_file(os.environ)
+        if outcome is not None:
+            outcome.unlink(missing_ok=True)  # of the same job before it was requeued
         try:
             self._find_user_files()
             with _stop_before_start():
                 # Late, so that whoever only pickles a task needs no torch.
                 from slurm_train.train.run import run
 
-                return run(self)
+                results = run(self)
+            if self.live and ranks(os.environ).rank == 0:
+                print(summary(RunDirectory(self.run_dir)), flush=True)
+            return results
         except BaseException as error:
+            _leave_undisturbed()
             if outcome is None or (isinstance(error, SystemExit) and not error.code):
                 raise
             _leave(outcome, error)
 
     def _find_user_files(self) -> None:
         """Let a user's own targets be imported from where the command was typed, and from their --config-dir."""
-        text = self.create.plan_json if self.create else Path(self.run_dir, "plan.json").read_text(encoding="utf-8")
-        plan = json.loads(text)
+        plan = json.loads(self.settings.plan_json if self.settings else self._read("plan.json"))
         wanted = [plan["cwd"], *plan["config_dirs"]]
         sys.path[:] = wanted + [path for path in sys.path if path not in wanted]
+
+    def _read(self, name: str) -> str:
+        """A file of the run directory, which another host has written."""
+        try:
+            return Path(self.run_dir, name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.run_dir} cannot be read on {socket.gethostname()}: {error.strerror}",
+                "run.dir",
+                "use a directory that all nodes share",
+            ) from None
 
 
 @contextmanager
@@ -98,12 +129,27 @@ def _stop_before_start() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _outcome_file() -> Path | None:
-    """Where a rank of the local launcher leaves word: logs/<job>_<rank>.outcome.json; None under other launchers."""
-    if os.environ.get("SUBMITIT_EXECUTOR") != "local":
+def _leave_undisturbed() -> None:
+    """A rank that is about to end does so with its own exit code, though the end of another has srun send SIGTERM."""
+    try:
+        several = ranks(os.environ).world_size > 1
+    except RankError:  # this is what it ends with
+        return
+    if several and threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGUSR2"):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _outcome_file(env: Mapping[str, str]) -> Path | None:
+    """Where a rank that submitit has started leaves word: logs/<job>_<rank>.outcome.json; None for others."""
+    executor = env.get("SUBMITIT_EXECUTOR")
+    if executor == "local":
+        job, rank = env["SUBMITIT_LOCAL_JOB_ID"], env["SUBMITIT_LOCAL_GLOBALID"]
+    elif executor == "slurm" and "SUBMITIT_FOLDER" in env:
+        job, rank = job_id(env) or "", env["SLURM_PROCID"]
+    else:
         return None
-    job, rank = os.environ["SUBMITIT_LOCAL_JOB_ID"], os.environ["SUBMITIT_LOCAL_GLOBALID"]
-    return Path(os.environ["SUBMITIT_FOLDER"], f"{job}_{rank}.outcome.json")
+    return Path(env["SUBMITIT_FOLDER"], f"{job}_{rank}.outcome.json")
 
 
 def _leave(path: Path, error: BaseException) -> NoReturn:
@@ -111,7 +157,7 @@ def _leave(path: Path, error: BaseException) -> NoReturn:
     code = exit_code(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     outcome = {
-        "rank": int(os.environ["SUBMITIT_LOCAL_GLOBALID"]),
+        "rank": ranks(os.environ).rank,
         "host": socket.gethostname(),
         "exit_code": code,
         "kind": type(error).__name__,
@@ -122,7 +168,8 @@ def _leave(path: Path, error: BaseException) -> NoReturn:
     beside = path.with_suffix(".tmp")
     beside.write_text(json.dumps(outcome), encoding="utf-8")
     beside.replace(path)
-    print(text, file=sys.stderr)
+    told = isinstance(error, SlurmTrainError) and code != EXIT_FAILURE and os.environ.get(TRACEBACK) != "1"
+    print(error if told else text, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: its clean-up would wait for ranks that no longer answer.

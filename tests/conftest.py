@@ -11,6 +11,7 @@ import pytest
 RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "JOB_COMPLETION_INDEX"}
 RANK_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "PET_")
 KEPT = {"SLURM_CONF"}  # says where the cluster is, not which rank this is
+ON_SLURM = pytest.StashKey[set[str]]()
 
 
 def speaks_of_ranks(name: str) -> bool:
@@ -36,9 +37,15 @@ def one_thread(clean_environment: None) -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+@pytest.hookimpl(trylast=True)  # after the folder of the cluster's tests has marked its own
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Remember which tests are marked `slurm`: a report's keywords would also match a folder of that name."""
+    config.stash[ON_SLURM] = {item.nodeid for item in items if item.get_closest_marker("slurm")}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say how many tests marked `slurm` really ran."""
     outcomes = ("passed", "failed")
     reports = [report for outcome in outcomes for report in terminalreporter.stats.get(outcome, [])]
-    ran = {report.nodeid for report in reports if "slurm" in report.keywords}
+    ran = {report.nodeid for report in reports} & config.stash.get(ON_SLURM, set())
     terminalreporter.write_line(f"{len(ran)} tests ran on real Slurm")

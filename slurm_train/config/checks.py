@@ -13,15 +13,17 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from slurm_train.config.launcher_checks import launcher_faults
 from slurm_train.config.names import near
 from slurm_train.config.signature import Missing, Parameter, Signature, Unknown, signature
 from slurm_train.errors import Fault, UserError
-from slurm_train.topology.limits import parse_time
+from slurm_train.topology.hostlist import expand
+from slurm_train.topology.limits import parse_memory, parse_time
 
 _HYDRA_KEYS = {"_target_", "_args_", "_convert_", "_recursive_", "_partial_"}  # of hydra.utils.instantiate
 _AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 _LAYOUTS = ("auto", "single", "ddp", "tp")
-_LAUNCHERS = ("auto", "local", "inline")
+_LAUNCHERS = ("auto", "local", "inline", "slurm")
 _STYLES = ("colwise", "rowwise")
 
 Rule = Callable[[Any], str]
@@ -35,7 +37,12 @@ def check(config: DictConfig, search: Sequence[str] = ()) -> list[Fault]:
         config: typed by the schema.
         search: further directories for the Python files of targets, after the working directory and before sys.path.
     """
-    return [*_rule_faults(config), *_axis_faults(config), *target_faults(config, search)]
+    return [
+        *_rule_faults(config),
+        *_axis_faults(config),
+        *launcher_faults(config.launcher),
+        *target_faults(config, search),
+    ]
 
 
 def unchecked(config: DictConfig, search: Sequence[str] = ()) -> list[str]:
@@ -90,6 +97,29 @@ def _time(value: str) -> str:
     return ""
 
 
+def _memory(value: str) -> str:
+    try:
+        parse_memory(value)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _line(value: str) -> str:
+    return "" if value.strip() and not re.search(r"[\0\r\n]", value) else "must be a text in one line"
+
+
+def _gpu_type(value: str) -> str:
+    return "" if re.fullmatch(r"[\w.-]+", value) else "must be a name such as a100"
+
+
+def _node_list(value: str) -> str:
+    try:
+        return "" if expand(value) else "names no node"
+    except UserError as error:
+        return error.faults[0].message
+
+
 def _directory_name(value: str) -> str:
     if value in {"", ".", ".."} or "/" in value or "\0" in value:
         return "must be the name of a directory: not empty, without /"
@@ -126,9 +156,22 @@ _RULES: dict[str, Rule] = {
     "launcher.name": _one_of(_LAUNCHERS),
     "launcher.nodes": _at_least(1),
     "launcher.tasks_per_node": _at_least(1),
+    "launcher.tasks": _at_least(1),
     "launcher.cpus_per_task": _at_least(1),
     "launcher.gpus_per_node": _at_least(0),
+    "launcher.gpus_per_task": _at_least(1),
+    "launcher.gpu_type": _gpu_type,
+    "launcher.mem": _memory,
+    "launcher.mem_per_cpu": _memory,
+    "launcher.mem_per_gpu": _memory,
     "launcher.time": _time,
+    "launcher.signal_seconds": lambda value: "" if 0 < value <= 65535 else "must be from 1 to 65535",
+    "launcher.partition": _line,
+    "launcher.account": _line,
+    "launcher.qos": _line,
+    "launcher.constraint": _line,
+    "launcher.exclude": _node_list,
+    "launcher.reservation": _line,
 }
 
 

@@ -64,8 +64,14 @@ def expected(key: str) -> str:
     if annotation is None:
         return ""
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    words = [_WORDS.get(option, "a mapping such as {key: value}") for option in options if option is not types.NoneType]
+    words = [_word(option) for option in options if option is not types.NoneType]
     return " or ".join([*words, "null"] if types.NoneType in options else words)
+
+
+def _word(kind: Any) -> str:
+    if typing.get_origin(kind) is list:
+        return "a list such as [a,b]"
+    return _WORDS.get(kind, "a mapping such as {key: value}")
 
 
 def is_text(key: str) -> bool:
@@ -74,13 +80,16 @@ def is_text(key: str) -> bool:
 
 
 def _annotation(key: str) -> Any:
-    """The type of a key of the schema; None below an open node."""
+    """The type of a key of the schema, or of the values of its mappings; None below an open node."""
     kind: Any = Config
     for part in key.split("."):
+        if typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+            break
         if not dataclasses.is_dataclass(kind):
             return None
         kind = _hints(cast(type, kind)).get(part)
-    return kind
+    return None if kind is Any else kind
 
 
 @cache

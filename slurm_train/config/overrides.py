@@ -85,6 +85,8 @@ def _parse(parser: OverridesParser, text: str, library: Library) -> Override | F
         plain = _PLAIN.fullmatch(text)
         if plain:
             return _plain(parser, plain[1], plain[2], text)
+        if is_text(name) and "${" not in value:  # n[3-4] or a path with a quote: a text needs no grammar
+            return _plain(parser, key, value, text)
         if not re.fullmatch(r"[\w./@-]+", name):
             return Fault(text, f"{name} is not a key")
         cause = "unknown function" if "Unknown function" in str(error) else "the value does not follow Hydra's grammar"

@@ -25,9 +25,33 @@ class Module:
     path: str
     """Its .py file; empty for an extension, a built-in or a package without __init__.py."""
     is_package: bool
-    tree: ast.Module | None
-    error: str = ""
-    """Why it is no valid Python, with file and line."""
+    is_namespace: bool = False
+    """A package without __init__.py, whose source is empty."""
+
+    @property
+    def tree(self) -> ast.Module | None:
+        """Its source, parsed when it is first asked for; None without any that is Python."""
+        return self._parsed[0]
+
+    @property
+    def error(self) -> str:
+        """Why it is no valid Python, with file and line."""
+        return self._parsed[1]
+
+    @cached_property
+    def _parsed(self) -> tuple[ast.Module | None, str]:
+        if not self.path:
+            return (ast.Module([], []) if self.is_namespace else None), ""
+        try:
+            with tokenize.open(self.path) as file, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return ast.parse(file.read(), self.path), ""
+        except (SyntaxError, ValueError) as error:
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            reason = error.msg if isinstance(error, SyntaxError) else str(error)
+            return None, f"{os.path.relpath(self.path)}{line}: {reason}"
+        except (OSError, RecursionError, MemoryError):
+            return None, ""
 
     @property
     def shown(self) -> str:
@@ -101,23 +125,14 @@ def _module(name: str, spec: ModuleSpec) -> Module:
     path = spec.origin or ""
     if path.endswith(".py") and os.path.isfile(path):
         state = os.stat(path)
-        return _parsed(name, path, is_package, (state.st_mtime_ns, state.st_size))
-    return Module(name, "", is_package, None if path else ast.Module([], []))  # without a path: a namespace package
+        return _kept(name, path, is_package, (state.st_mtime_ns, state.st_size))
+    return Module(name, "", is_package, is_namespace=not path)
 
 
 @cache
-def _parsed(name: str, path: str, is_package: bool, state: tuple[int, int]) -> Module:
-    """A module with its tree, or with what is wrong with it. `state` makes the cache see an edited file."""
-    try:
-        with tokenize.open(path) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return Module(name, path, is_package, ast.parse(file.read(), path))
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        return Module(name, path, is_package, None, f"{os.path.relpath(path)}{line}: {reason}")
-    except (OSError, RecursionError, MemoryError):
-        return Module(name, path, is_package, None)
+def _kept(name: str, path: str, is_package: bool, state: tuple[int, int]) -> Module:
+    """The same module for the same file, so that it is parsed once. `state` makes the cache see an edited file."""
+    return Module(name, path, is_package)
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

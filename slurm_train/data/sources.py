@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_train.data import download as official
 from slurm_train.errors import DataError
 
-NAMES = tuple(official.SHA256)
+NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 """The four files, without `.gz`."""
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -53,13 +57,13 @@ class Source:
 _PREFIX = {"train": "train", "test": "t10k"}
 
 
-def locate(root: str | os.PathLike[str] | None, download: bool, base_url: str = official.BASE_URL) -> Source:
+def locate(root: str | os.PathLike[str] | None, download: bool, base_url: str | None = None) -> Source:
     """The files to use: those of `root`, of the Debian package, of the download cache, downloaded now, or the sample.
 
     Args:
         root: the directory that the user named, or None.
         download: whether they may be downloaded. Offline, the sample is used after at most about a second.
-        base_url: where to download from.
+        base_url: where to download from; by default the official place.
 
     Raises:
         DataError: `root` is given and does not hold the four files.
@@ -73,7 +77,10 @@ def locate(root: str | os.PathLike[str] | None, download: bool, base_url: str = 
     if cache is None:
         return sample("the full data set was not found and there is no home directory to download it to")
     try:
-        official.download(cache, base_url)
+        # Late: the modules for the network take longer to import than a submission has to spare.
+        from slurm_train.data import download as official
+
+        official.download(cache, base_url or official.BASE_URL)
     except official.DownloadFailed as error:
         return sample(f"the full data set was not found and not downloaded: {error}")
     return Source(cache, _files(cache), f"{cache} (downloaded now)")

@@ -28,7 +28,7 @@ from slurm_train.report.progress import ProgressView
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.report.summary import duration
 from slurm_train.task import Task
-from slurm_train.topology.jobs import scrub
+from slurm_train.topology.jobs import job_id, scrub
 
 WARNING_SECONDS = 30
 """How long before the end of launcher.time the ranks are asked to save; half of the time if that is less."""
@@ -80,12 +80,13 @@ class Executor(LocalExecutor):
         return LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=list(range(ranks)))
 
 
-def run(plan: LaunchPlan, directory: RunDirectory, view: ProgressView | None = None) -> None:
+def run(plan: LaunchPlan, directory: RunDirectory, task: Task, view: ProgressView | None = None) -> None:
     """Run all ranks on this host and return when they are done.
 
     Args:
         plan: what to run.
         directory: the run directory, already made.
+        task: what each rank does.
         view: where to show the progress; by default standard output.
 
     Raises:
@@ -96,10 +97,11 @@ def run(plan: LaunchPlan, directory: RunDirectory, view: ProgressView | None = N
     """
     view = view or ProgressView()
     follower = Follower(directory, view)
-    directory.append_event("submitted", launcher="local", world_size=plan.world_size, verb=plan.verb)
+    around = job_id(os.environ)  # the job of the shell around, such as srun --pty
+    directory.append_event("submitted", launcher="local", job=around, world_size=plan.world_size, verb=plan.verb)
     with _signals() as signals:
         try:
-            job, controller = _submit(plan, directory)
+            job, controller = _submit(plan, directory, task)
             signals.send_to(controller)
             follower.follow_output(job.paths.stdout)
             while controller.poll() is None:
@@ -114,13 +116,13 @@ def run(plan: LaunchPlan, directory: RunDirectory, view: ProgressView | None = N
         raise error
 
 
-def _submit(plan: LaunchPlan, directory: RunDirectory) -> tuple[Job[Any], subprocess.Popen[bytes]]:
+def _submit(plan: LaunchPlan, directory: RunDirectory, task: Task) -> tuple[Job[Any], subprocess.Popen[bytes]]:
     """Start the controller, which starts the ranks; returns submitit's job and the controller's process."""
     logging.getLogger("submitit").setLevel(logging.ERROR)
     environment = importable({**scrub(os.environ), **plan.environment})
     executor = Executor(directory.logs, environment, plan.time_seconds)
     executor.update_parameters(tasks_per_node=plan.world_size)
-    job = executor.submit(Task(str(directory.path), plan.verb))
+    job = executor.submit(task)
     if executor.controller is None:
         raise StartError("submitit did not start the controller of the ranks")
     return job, executor.controller

@@ -18,7 +18,8 @@ from slurm_train.config.checks import check, unchecked
 from slurm_train.config.compose import Composed
 from slurm_train.data.facts import DataFacts, data_facts
 from slurm_train.errors import ConfigError, Fault, GridError, SlurmTrainError
-from slurm_train.launch import fit
+from slurm_train.launch import fit, request
+from slurm_train.launch.script import Script
 from slurm_train.launch.world import PlannedWorld, plan_world, rank_environment, threads
 from slurm_train.models.facts import ModelFacts, model_facts
 from slurm_train.report.rundir import RunDirectory
@@ -47,7 +48,7 @@ class LaunchPlan:
     """train or evaluate."""
 
     launcher: str
-    """local or inline."""
+    """local, inline or slurm."""
 
     launcher_reason: str
     run_id: str
@@ -74,6 +75,7 @@ class LaunchPlan:
     threads_reason: str
     device: str
     gpus_per_node: int | None
+    gpus_per_task: int | None
     time_seconds: int | None
     """Time limit; None for none."""
 
@@ -94,6 +96,21 @@ class LaunchPlan:
     ranks: tuple[RankPlace, ...] = ()
     unchecked: tuple[str, ...] = ()
     """What could not be checked, a line each."""
+
+    warnings: tuple[str, ...] = ()
+    """What is allowed but seldom meant, a line each."""
+
+    script: str = ""
+    """Slurm: the whole text of submission.sh."""
+
+    sbatch_keys: Mapping[str, str] = field(default_factory=dict)
+    """Slurm: option of the job -> what sets it, such as mem -> launcher.mem=2.5GB."""
+
+    sbatch_words: tuple[str, ...] = ()
+    """Slurm: options that only the command line of sbatch can hold."""
+
+    sbatch_defaults: Mapping[str, str] = field(default_factory=dict)
+    """Slurm: variables of the environment, such as SBATCH_ACCOUNT, that are options of the job too."""
 
     def to_json(self) -> str:
         """The plan as JSON text."""
@@ -154,12 +171,18 @@ def make_plan(
     place = findings.trying(_place, config, env, world.launcher if world else "", existing)
     count = findings.trying(threads, config, env, world) if world else None
     environment = findings.trying(rank_environment, config, env, world) if world else None
+    if world and world.launcher == "slurm":
+        findings.note(request.gpu_faults(config, world))
     limit = findings.trying(parse_time, config.launcher.time) if config.launcher.time and sound else None
     if findings.faults:
         raise ConfigError(findings.faults)
     # without faults each step has a result
     if world is None or grid is None or place is None or count is None or environment is None:
         raise AssertionError("a step of the plan failed without a fault")
+    script, warned = Script(""), []
+    if world.launcher == "slurm":
+        script = request.job_script(config, world, environment, str(place[1]), cwd)
+        warned = request.warnings(config, world, grid, str(place[1]), env)
     return LaunchPlan(
         verb=verb,
         launcher=world.launcher,
@@ -180,6 +203,7 @@ def make_plan(
         threads_reason=count[1],
         device=config.train.device,
         gpus_per_node=config.launcher.gpus_per_node,
+        gpus_per_task=config.launcher.gpus_per_task,
         time_seconds=limit,
         environment=environment,
         epochs=config.train.epochs,
@@ -189,6 +213,11 @@ def make_plan(
         data=_data(data) if data else None,
         ranks=tuple(_ranks(world, grid)),
         unchecked=tuple(_notes(config, (cwd, *config_dirs), model, data)),
+        warnings=tuple(warned),
+        script=script.text if script.command else "",
+        sbatch_keys=request.keys(config, script.options),
+        sbatch_words=tuple(script.words),
+        sbatch_defaults=request.defaults(config, env) if script.command else {},
     )
 
 
@@ -212,10 +241,11 @@ def _place(
     """Run id, run directory, and whether the run goes on in it."""
     if existing:
         return existing.path.name, existing.path, True
-    given, job = config.run.name, run_identity(env)
+    # A job submitted from inside another one is a run of its own.
+    given, job = config.run.name, run_identity(env) if launcher != "slurm" else None
     run_id = given or job or new_run_id()
     path = _absolute(config.run.dir) if config.run.dir else Path.cwd() / "runs" / config.run.experiment / run_id
-    if restart_count(env) and (path / "config.yaml").is_file():
+    if launcher != "slurm" and restart_count(env) and (path / "config.yaml").is_file():
         return run_id, path, True
     if job and not given and not config.run.dir:  # several runs of one job
         names = (f"{job}-{number}" for number in range(2, 10_000))
@@ -243,8 +273,10 @@ def _path_problem(path: Path, launcher: str) -> str:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
         return f"{str(path)!r} is not valid UTF-8"
-    if launcher == "local" and (found := re.search("%[jtAa]", str(path))):
+    if launcher in ("local", "slurm") and (found := re.search("%[jtAa]", str(path))):
         return f"{path} contains {found[0]}, which submitit replaces"
+    if launcher == "slurm" and "\\" in str(path):
+        return f"{path} contains a backslash, with which Slurm writes its logs elsewhere"
     return ""
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
+from slurm_train.errors import RunDirectoryError, UserError
+from slurm_train.launch import queue
+from slurm_train.report.rundir import RunDirectory, parsed
 
-from slurm_train.errors import RunDirectoryError
-from slurm_train.report.rundir import RunDirectory
+if TYPE_CHECKING:  # status, logs and cancel start without it
+    from omegaconf import DictConfig
 
 
 def find_run(name: str) -> RunDirectory:
-    """The run that `name` means: a run directory, or a run id below runs/.
+    """The run that `name` means: a run directory, a run id below runs/, or a job id.
+
+    A job leads to its run by the events of the runs below runs/, else by the comment that it has in Slurm.
 
     Raises:
         RunDirectoryError: there is none, or more than one.
@@ -23,13 +30,47 @@ def find_run(name: str) -> RunDirectory:
     runs = Path("runs")
     found = sorted(config.parent for config in runs.glob("*/*/config.yaml") if config.parent.name == name)
     if len(found) > 1:
-        paths = " ".join(map(str, found))
-        raise RunDirectoryError(f"{name} is the id of {len(found)} runs", remedy=f"name one: {paths}")
+        raise _several(f"{name} is the id of {len(found)} runs", found)
+    if not found and queue.is_job_id(name):
+        found = sorted(_of_job(runs, name)) or _commented(name)
+        if len(found) > 1:
+            raise _several(f"{len(found)} runs belong to job {name}", found)
     if not found:
         newest = sorted(runs.glob("*/*/config.yaml"), key=lambda config: config.stat().st_mtime)
         known = f"the newest run is {newest[-1].parent}" if newest else "there are no runs below runs/ here"
         raise RunDirectoryError(f"there is no run directory or run id {name}", remedy=known)
     return RunDirectory.open(found[0])
+
+
+def _several(problem: str, found: Sequence[Path]) -> RunDirectoryError:
+    return RunDirectoryError(problem, remedy=f"name one: {' '.join(map(str, found))}")
+
+
+def _of_job(runs: Path, name: str) -> Iterator[Path]:
+    """The runs that a job has done or will do; those of all its tasks for the number of an array."""
+    for config in runs.glob("*/*/config.yaml"):
+        path = config.parent
+        # by hand it is job-12, and job-12-2 for the second run of the job
+        if re.match(rf"job-{re.escape(name)}(?![0-9])", path.name):
+            yield path
+            continue
+        try:
+            lines = (path / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        jobs = {str(parsed(line).get("job")) for line in lines if f'"{name}' in line}
+        if any(job == name or job.startswith(f"{name}_") for job in jobs):
+            yield path
+
+
+def _commented(name: str) -> list[Path]:
+    """The run directory that the comment of a job names; none where Slurm does not know of it, or is absent."""
+    try:
+        jobs = queue.jobs([name])
+    except UserError:
+        return []
+    places = {job.run_dir for job in jobs.values() if job.run_dir}
+    return [place for place in places if place.is_dir()]
 
 
 def is_finished(run: RunDirectory) -> bool:

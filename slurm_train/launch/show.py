@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 
 from slurm_train.launch.plan import LaunchPlan
@@ -19,8 +20,13 @@ def show(plan: LaunchPlan) -> str:
     lines += ["", *_ranks(plan)]
     if plan.layers:
         lines += ["", "tensor-parallel layers", *_layers(plan)]
+    if plan.warnings:
+        lines += ["", *(f"note: {warning}" for warning in plan.warnings)]
     if plan.unchecked:
         lines += ["", "not checked:", *(f"  {note.replace('not checked: ', '')}" for note in plan.unchecked)]
+    if plan.script:
+        lines += ["", f"submission.sh, for {' '.join(['sbatch', *map(shlex.quote, plan.sbatch_words)])}:"]
+        lines += ["", *(f"  {line}".rstrip() for line in plan.script.splitlines())]
     return "\n".join(lines)
 
 
@@ -42,8 +48,10 @@ def _geometry(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
 def _resources(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     yield "threads", f"{plan.threads} a rank ({plan.threads_reason})"
     gpus = "" if plan.gpus_per_node is None else f", {plan.gpus_per_node} GPUs a node"
+    gpus += "" if plan.gpus_per_task is None else f", {plan.gpus_per_task} GPUs a rank"
     yield "device", f"{plan.device}{gpus}"
-    yield "time limit", "none" if plan.time_seconds is None else duration(plan.time_seconds)
+    none = "the partition's" if plan.launcher == "slurm" else "none"
+    yield "time limit", none if plan.time_seconds is None else duration(plan.time_seconds)
     if plan.environment:
         yield "environment", " ".join(f"{name}={value}" for name, value in plan.environment.items())
 

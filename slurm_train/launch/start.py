@@ -13,11 +13,14 @@ from slurm_train.config.saved import dump, load
 from slurm_train.data.facts import FASHION_MNIST
 from slurm_train.data.sources import settle
 from slurm_train.errors import EXIT_OK, Interrupted, Saved, SlurmTrainError, UserError
+from slurm_train.launch import queue
 from slurm_train.launch.plan import LaunchPlan, make_plan, new_run_id
 from slurm_train.launch.runs import extends, find_run, is_finished
 from slurm_train.launch.sweep import points
 from slurm_train.report.rundir import RunDirectory, parsed
 from slurm_train.report.summary import summary
+from slurm_train.task import Settings, Task
+from slurm_train.topology.jobs import job_id
 from slurm_train.topology.ranks import ranks
 
 
@@ -39,6 +42,7 @@ def resume(name: str, overrides: Sequence[str], config_dirs: Sequence[str] = ())
     """Go on with a run in its directory; say so when it is finished."""
     run, composed = _saved(name, overrides, config_dirs)
     plan = make_plan(composed, os.environ, existing=run)
+    _refuse_while_active(run)
     if is_finished(run) and not extends(load(run.config), composed.config):
         _say(plan, f"{run.path} is finished, there is nothing to do; to train longer add e.g. train.epochs=20")
     else:
@@ -75,8 +79,7 @@ def sweep(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     for number, (name, composed, plan) in enumerate(plans, 1):
         print(f"[{number}/{len(plans)}] {name}", flush=True)
         try:
-            _go(plan, composed)
-            results.append(summary(RunDirectory(plan.run_dir)).splitlines()[0])
+            results.append(_go(plan, composed))
         except (UserError, Saved, Interrupted):
             raise
         except SlurmTrainError as error:
@@ -133,16 +136,46 @@ def _saved(name: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> t
     return run, apply(load(run.config), overrides, list(directories))
 
 
-def _go(plan: LaunchPlan, composed: Composed) -> None:
-    """Do what is planned, and print the summary."""
-    if plan.launcher == "local":
-        _settle_data(composed.config)
+def _refuse_while_active(run: RunDirectory) -> None:
+    """Two jobs must not train in one run directory.
+
+    Raises:
+        UserError: the newest job of the run is still in the queue, and this process is no part of it.
+    """
+    submitted = [event for event in run.events() if event["event"] == "submitted" and event.get("verb") == "train"]
+    job = submitted[-1].get("job") if submitted and submitted[-1].get("launcher") == "slurm" else None
+    if not job or job == job_id(os.environ):
+        return
+    try:
+        found = queue.jobs([job]).get(job)
+    except UserError:  # no Slurm here that could be asked
+        return
+    if found and queue.active(found):
+        remedy = f"wait for it, or type: python -m slurm_train cancel {job}"
+        raise UserError(f"job {job} of this run is {found.state}", str(run.path), remedy)
+
+
+def _go(plan: LaunchPlan, composed: Composed) -> str:
+    """Do what is planned, or submit it; returns what came of it in one line."""
+    for warning in plan.warnings:
+        print(f"note: {warning}", file=sys.stderr, flush=True)
+    if plan.launcher == "inline":
+        _go_inline(plan, dump(composed.config))
+        return summary(RunDirectory(plan.run_dir)).splitlines()[0]
+    _settle_data(composed.config)
     text = dump(composed.config)
-    if plan.launcher == "local":
-        _go_local(plan, text)
-    else:
-        _go_inline(plan, text)
-    _say(plan, summary(RunDirectory(plan.run_dir)))
+    settings = Settings(text, plan.to_json()) if plan.verb == "evaluate" else None
+    task = Task(plan.run_dir, plan.verb, settings, live=plan.launcher == "slurm")
+    directory = _directory(plan, text)
+    if plan.launcher == "slurm":
+        return f"job {_submit(plan, directory, task)}"
+    # Late: submitit takes a tenth of a second to import, and a plan does not need it.
+    from slurm_train.launch import local
+
+    local.run(plan, directory, task)
+    text = summary(directory)
+    print(text, flush=True)
+    return text.splitlines()[0]
 
 
 def _settle_data(config: DictConfig) -> None:
@@ -154,41 +187,47 @@ def _settle_data(config: DictConfig) -> None:
         print(f"note: {why}", flush=True)
 
 
-def _go_local(plan: LaunchPlan, text: str) -> None:
-    # Late: submitit takes a tenth of a second to import, and a plan does not need it.
-    from slurm_train.launch import local
-
+def _directory(plan: LaunchPlan, text: str) -> RunDirectory:
+    """The run directory, new or with what the run goes on with; an evaluation leaves it as it is."""
     if not plan.continues:
-        local.run(plan, RunDirectory.create(plan.run_dir, text, plan.to_json()))
-        return
+        return RunDirectory.create(plan.run_dir, text, plan.to_json(), plan.script)
     directory = RunDirectory.open(plan.run_dir)
-    if plan.verb == "evaluate":
-        with directory.changed(text, plan.to_json()):
-            local.run(plan, directory)
-    else:
-        directory.replace(text, plan.to_json())
-        local.run(plan, directory)
+    if plan.verb != "evaluate":
+        directory.replace(text, plan.to_json(), plan.script)
+    return directory
+
+
+def _submit(plan: LaunchPlan, directory: RunDirectory, task: Task) -> str:
+    """Submit the job and say what to type next; of a new run that is refused nothing is left behind."""
+    from slurm_train.launch import slurm
+
+    try:
+        job = slurm.submit(plan, directory, task)
+    except BaseException:
+        if not plan.continues:
+            directory.discard()
+        raise
+    nodes = f"{plan.nodes} node{'s' * (plan.nodes != 1)}"
+    print(f"job {job} submitted: {plan.world_size} rank{'s' * (plan.world_size != 1)} on {nodes}")
+    print(f"run directory:\n{directory.path}")
+    print("next:")
+    for words in ("status", "logs --follow", "cancel"):
+        print(f"  python -m slurm_train {words} {job}")
+    return job
 
 
 def _go_inline(plan: LaunchPlan, text: str) -> None:
     from slurm_train.launch import inline
 
-    if plan.continues:
+    if plan.continues and plan.verb != "evaluate" and _is_main(plan):
         directory = RunDirectory.open(plan.run_dir)
-        if not _is_main(plan):
-            inline.wait_for(directory.config, text)
-        elif plan.verb == "evaluate":
-            with directory.changed(text, plan.to_json()):
-                inline.run(plan, text)
-            return
-        else:
-            directory.replace(text, plan.to_json())
-            directory.append_event("submitted", launcher="inline", world_size=plan.world_size, verb=plan.verb)
+        directory.replace(text, plan.to_json())
+        directory.append_event("submitted", launcher="inline", world_size=plan.world_size, verb=plan.verb)
     inline.run(plan, text)
 
 
 def _is_main(plan: LaunchPlan) -> bool:
-    return plan.launcher == "local" or ranks(os.environ).rank == 0
+    return plan.launcher != "inline" or ranks(os.environ).rank == 0
 
 
 def _say(plan: LaunchPlan, text: str) -> None:

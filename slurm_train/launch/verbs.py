@@ -8,17 +8,21 @@ from typing import Annotated
 import typer
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory or a run id.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, a run id or a job id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def bound(verb: str, config_dirs: Sequence[str]) -> Callable[..., None]:
-    """The function of a verb, for typer; the config directories have been read from the command line before."""
+def bound(verb: str, config_dirs: Sequence[str]) -> Callable[..., int | None]:
+    """The function of a verb, for typer; the config directories have been read from the command line before.
+
+    It returns an exit code; None is 0.
+    """
 
     def plan(
         overrides: Overrides = None,
         deep: Annotated[bool, typer.Option("--deep", help="Import and count your own model.")] = False,
         config: Annotated[bool, typer.Option("--config", help="Add the whole configuration.")] = False,
-        json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+        json: Json = False,
     ) -> None:
         """Print what a run would be, with all that is wrong. Starts nothing."""
         from slurm_train.launch.start import planned
@@ -38,5 +42,44 @@ def bound(verb: str, config_dirs: Sequence[str]) -> Callable[..., None]:
 
         start.evaluate(run, overrides or [], config_dirs)
 
-    functions: dict[str, Callable[..., None]] = {"plan": plan, "resume": resume, "evaluate": evaluate}
+    def status(
+        run: Annotated[str, typer.Argument(metavar="[RUN]", help="This run alone, in full.", show_default=False)] = "",
+        everything: Annotated[bool, typer.Option("--all", help="Not only the newest 20 runs.")] = False,
+        json: Json = False,
+    ) -> None:
+        """How the runs below runs/ stand, and those of your jobs in the queue."""
+        from slurm_train.launch import status
+
+        status.print_one(run, json) if run else status.print_all(everything, json)
+
+    def logs(
+        run: Run,
+        follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+        rank: Annotated[int | None, typer.Option("--rank", min=0, help="This rank only, without its prefix.")] = None,
+        lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="The last lines of each file.")] = None,
+        job: Annotated[str | None, typer.Option("--job", help="An earlier job of the run.")] = None,
+    ) -> int:
+        """What the ranks of a run print, each line with its rank in front.
+
+        With --follow the exit code is that of the run; Ctrl-C leaves it running.
+        """
+        from slurm_train.launch import logs
+
+        return logs.show(run, follow=follow, rank=rank, count=lines, job=job)
+
+    def cancel(runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="What RUN means elsewhere.")]) -> None:
+        """End the jobs of runs; their ranks save first."""
+        from slurm_train.launch.cancel import cancel
+
+        for line in cancel(runs):
+            print(line)
+
+    functions: dict[str, Callable[..., int | None]] = {
+        "plan": plan,
+        "resume": resume,
+        "evaluate": evaluate,
+        "status": status,
+        "logs": logs,
+        "cancel": cancel,
+    }
     return functions[verb]

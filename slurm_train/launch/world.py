@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from slurm_train.errors import RankError, UserError
+from slurm_train.launch.children import importable
 from slurm_train.topology.cpus import threads_per_rank
 from slurm_train.topology.grid import AXES, required_ranks
 from slurm_train.topology.jobs import scrub
@@ -22,7 +23,7 @@ class PlannedWorld:
     """The ranks of a run, before any is started."""
 
     launcher: str
-    """local or inline."""
+    """local, inline or slurm."""
 
     reason: str
     """Why this launcher."""
@@ -32,7 +33,7 @@ class PlannedWorld:
 
     nodes: int
     tasks_per_node: int
-    """Ranks per node; those of this rank's node where the numbers differ."""
+    """Ranks per node; those of this rank's node, or the most of any, where the numbers differ."""
 
     hosts: tuple[str, ...]
     """Names of the nodes; empty if not known."""
@@ -49,6 +50,8 @@ def plan_world(config: DictConfig, env: Mapping[str, str]) -> PlannedWorld:
         UserError: more nodes than the local launcher has.
     """
     asked = config.launcher.name
+    if asked == "slurm":
+        return _slurm(config, env)
     if asked == "inline" or (asked == "auto" and started_as_rank(env)):
         info = ranks(env)
         require_world(info, env)
@@ -64,13 +67,51 @@ def plan_world(config: DictConfig, env: Mapping[str, str]) -> PlannedWorld:
             "launcher=local",
             "use launcher=inline, or leave it out",
         )
-    nodes = config.launcher.nodes
-    if nodes > 1:
-        remedy = "set launcher.tasks_per_node for more ranks"
-        raise UserError("the local launcher has one node", f"launcher.nodes={nodes}", remedy)
-    tasks = config.launcher.tasks_per_node or required_ranks(*(config.parallel[axis] for axis in AXES))
     reason = "as asked" if asked == "local" else "not started as one of several ranks"
+    return _local(config, reason)
+
+
+def _local(config: DictConfig, reason: str) -> PlannedWorld:
+    launcher = config.launcher
+    if launcher.nodes > 1:
+        remedy = "set launcher.tasks_per_node for more ranks, or launcher=slurm to submit a job"
+        raise UserError("the local launcher has one node", f"launcher.nodes={launcher.nodes}", remedy)
+    if launcher.gpus_per_task:
+        key = f"launcher.gpus_per_task={launcher.gpus_per_task}"
+        raise UserError("local ranks all see the same GPUs", key, "set launcher.gpus_per_node")
+    tasks = launcher.tasks_per_node or launcher.tasks or _required(config)
     return PlannedWorld("local", reason, tasks, 1, tasks, (os.uname().nodename,), None)
+
+
+def _slurm(config: DictConfig, env: Mapping[str, str]) -> PlannedWorld:
+    launcher, nodes = config.launcher, config.launcher.nodes
+    if _one_of_several(env):
+        remedy = "submit from one process: the shell of the job, or a step of one task"
+        raise RankError("each rank of this step would submit a job", "launcher=slurm", remedy)
+    if launcher.tasks:
+        most = launcher.tasks_per_node or launcher.tasks
+        if not nodes <= launcher.tasks <= nodes * most:
+            at_most = f" with at most {most} ranks" if launcher.tasks_per_node else ""
+            raise UserError(
+                f"{nodes} node{'s' * (nodes > 1)}{at_most} cannot hold them, each with one at least",
+                f"launcher.tasks={launcher.tasks}",
+                f"use {nodes} to {nodes * most}" if launcher.tasks_per_node else f"use at least {nodes}",
+            )
+        return PlannedWorld("slurm", "as asked", launcher.tasks, nodes, most, (), None)
+    tasks = launcher.tasks_per_node or launcher.gpus_per_node or -(-_required(config) // nodes)
+    return PlannedWorld("slurm", "as asked", nodes * tasks, nodes, tasks, (), None)
+
+
+def _required(config: DictConfig) -> int:
+    """Ranks that the fixed axes of `parallel` need."""
+    return required_ranks(*(config.parallel[axis] for axis in AXES))
+
+
+def _one_of_several(env: Mapping[str, str]) -> bool:
+    try:
+        return ranks(env).world_size > 1
+    except RankError:  # the batch shell of a job: it may submit another one
+        return False
 
 
 def _origin(info: RankInfo) -> str:
@@ -88,6 +129,8 @@ def threads(config: DictConfig, env: Mapping[str, str], world: PlannedWorld) -> 
         return config.train.threads, "train.threads"
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = config.launcher.cpus_per_task
+    if world.launcher == "slurm":
+        return (asked, "launcher.cpus_per_task") if asked else (1, "one CPU a task, unless the partition gives more")
     if asked and world.launcher == "local":
         if asked * world.tasks_per_node > affinity:
             raise UserError(
@@ -101,13 +144,17 @@ def threads(config: DictConfig, env: Mapping[str, str], world: PlannedWorld) -> 
 
 
 def rank_environment(config: DictConfig, env: Mapping[str, str], world: PlannedWorld) -> dict[str, str]:
-    """The variables that the local launcher sets for the ranks; none under inline.
+    """The variables that the local and the Slurm launcher set for the ranks; none under inline.
 
     Raises:
         UserError: more GPUs are asked for than are visible.
     """
-    if world.launcher != "local":
+    if world.launcher == "inline":
         return {}
+    given = dict(config.launcher.env)
+    if world.launcher == "slurm":
+        path = importable(env).get("PYTHONPATH", "")
+        return {"PYTHONPATH": path, **given} if path else given
     variables = {"PYTHONUNBUFFERED": "1"}
     loopback = sys.platform == "linux" and Path("/sys/class/net/lo").exists()
     if world.size > 1 and loopback and "GLOO_SOCKET_IFNAME" not in env:
@@ -117,7 +164,7 @@ def rank_environment(config: DictConfig, env: Mapping[str, str], world: PlannedW
         variables["OMP_NUM_THREADS"] = str(config.launcher.cpus_per_task)
     if config.launcher.gpus_per_node is not None:
         variables["CUDA_VISIBLE_DEVICES"] = _devices(config.launcher.gpus_per_node, env.get("CUDA_VISIBLE_DEVICES"))
-    return variables
+    return {**variables, **given}
 
 
 def _devices(count: int, visible: str | None) -> str:

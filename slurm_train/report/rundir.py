@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.abspath(path))
+        self._made: list[Path] = []
 
     @property
     def config(self) -> Path:
@@ -35,6 +35,11 @@ class RunDirectory:
     def plan(self) -> Path:
         """plan.json, the launch plan."""
         return self.path / "plan.json"
+
+    @property
+    def submission(self) -> Path:
+        """submission.sh, the script of the newest Slurm job."""
+        return self.path / "submission.sh"
 
     @property
     def event_file(self) -> Path:
@@ -80,7 +85,7 @@ class RunDirectory:
         try:
             _make(run.path, made)
             # "x" fails when another run has come first
-            texts = {run.config: config_yaml, run.plan: plan_json, run.path / "submission.sh": submission}
+            texts = {run.config: config_yaml, run.plan: plan_json, run.submission: submission}
             for file in [file for file, text in texts.items() if text]:
                 with file.open("x", encoding="utf-8") as stream:
                     made.append(file)
@@ -94,7 +99,14 @@ class RunDirectory:
             _unmake(made)
             reason = f"{run.path} cannot be written: {error.strerror}"
             raise RunDirectoryError(reason, KEY, "choose another one") from None
+        run._made = made
         return run
+
+    def discard(self) -> None:
+        """Take away again what `create` has made, for a run that was never started."""
+        for folder in (self.logs, self.checkpoints):
+            self._made += folder.iterdir() if folder in self._made else []
+        _unmake(self._made)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
@@ -125,8 +137,8 @@ class RunDirectory:
             return f"{path} cannot be made: {parent} is not a directory"
         return "" if os.access(parent, os.W_OK | os.X_OK) else f"{path} cannot be made: {parent} is not writable"
 
-    def replace(self, config_yaml: str, plan_json: str) -> None:
-        """Write a changed config.yaml and plan.json; the previous config is kept beside it as config.<n>.yaml.
+    def replace(self, config_yaml: str, plan_json: str, submission: str = "") -> None:
+        """Write what the run goes on with; the previous config.yaml is kept beside it as config.<n>.yaml.
 
         Raises:
             RunDirectoryError: the directory cannot be written.
@@ -138,26 +150,10 @@ class RunDirectory:
                 _write_whole(self._previous(next(numbers)), before)
                 _write_whole(self.config, config_yaml)
             _write_whole(self.plan, plan_json)
+            if submission:
+                _write_whole(self.submission, submission)
         except OSError as error:
             raise RunDirectoryError(f"{self.path} cannot be written: {error.strerror}") from None
-
-    @contextmanager
-    def changed(self, config_yaml: str, plan_json: str) -> Iterator[None]:
-        """Another config.yaml and plan.json for a while, such as for an evaluation; those before are put back.
-
-        Raises:
-            RunDirectoryError: the directory cannot be written.
-        """
-        before = {file: file.read_text(encoding="utf-8") for file in (self.config, self.plan)}
-        try:
-            for file, text in ((self.config, config_yaml), (self.plan, plan_json)):
-                _write_whole(file, text)
-            yield
-        except OSError as error:
-            raise RunDirectoryError(f"{self.path} cannot be written: {error.strerror}") from None
-        finally:
-            for file, text in before.items():
-                _write_whole(file, text)
 
     def _previous(self, number: int) -> Path:
         return self.path / f"config.{number}.yaml"
@@ -166,7 +162,8 @@ class RunDirectory:
         """Write one event with the time, and return it.
 
         Args:
-            event: its name: submitted, started, resumed, epoch, saved, stopped, done, evaluated, failed or message.
+            event: its name: submitted, started, resumed, epoch, saved, stopped, done, evaluated, failed, cancelled or
+                message.
             fields: what belongs to it; JSON values.
         """
         record = {"event": event, "time": time.time(), **fields}

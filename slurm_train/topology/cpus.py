@@ -10,7 +10,8 @@ def threads_per_rank(env: Mapping[str, str], *, affinity: int, local_world_size:
 
     OMP_NUM_THREADS wins when it is a positive number. SLURM_CPUS_PER_TASK is what a task was given, and usually what
     its affinity mask holds; where the mask is the whole node's, it still bounds the threads. Otherwise the CPUs of the
-    mask are divided among the ranks of the host.
+    mask, or those that the step has on this node if they are fewer (SLURM_CPUS_ON_NODE), are divided among the ranks of
+    the host.
 
     Args:
         env: the environment.
@@ -23,7 +24,9 @@ def threads_per_rank(env: Mapping[str, str], *, affinity: int, local_world_size:
     per_task = _positive(env.get("SLURM_CPUS_PER_TASK", "")) if "SLURM_STEP_ID" in env else 0
     if per_task and env.get("SUBMITIT_EXECUTOR") != "local" and "LOCAL_RANK" not in env:
         return max(1, min(per_task, affinity)), f"SLURM_CPUS_PER_TASK={per_task}"
-    return max(1, affinity // max(1, local_world_size)), f"{affinity} CPUs / {local_world_size} ranks of the host"
+    on_node = _positive(env.get("SLURM_CPUS_ON_NODE", "")) if "SLURM_STEP_ID" in env else 0
+    cpus = min(affinity, on_node or affinity)
+    return max(1, cpus // max(1, local_world_size)), f"{cpus} CPUs / {local_world_size} ranks of the host"
 
 
 def _positive(text: str) -> int:

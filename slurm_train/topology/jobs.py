@@ -12,16 +12,21 @@ KEPT = ("SLURM_CONF", "SLURM_TRAIN_TRACEBACK")
 def run_identity(env: Mapping[str, str]) -> str | None:
     """A name for the run that is the same after a requeue or restart; None when no launcher gives one.
 
-    job-123, job-120_4 for the fourth task of an array, or elastic-<id> for torchrun's run id.
+    job-123, job-120_4 for the fourth task of an array, or elastic-<id> for torchrun's run id, if it is not the job's.
     """
     elastic = env.get("TORCHELASTIC_RUN_ID", "")
-    if elastic and elastic != "none":
+    if elastic and elastic not in ("none", env.get("SLURM_JOB_ID")):
         return _safe(f"elastic-{elastic}")
-    if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
-        return _safe(f"job-{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}")
-    if env.get("SLURM_JOB_ID") and "SLURM_PROCID" in env:  # a batch shell or a step, not a shell beside the job
-        return _safe(f"job-{env['SLURM_JOB_ID']}")
+    if "SLURM_PROCID" in env and (job := job_id(env)):  # a batch shell or a step, not a shell beside the job
+        return _safe(f"job-{job}")
     return None
+
+
+def job_id(env: Mapping[str, str]) -> str | None:
+    """The id of the Slurm job around this process, as Slurm's commands take it: 123, or 120_4 in an array."""
+    if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
+        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    return env.get("SLURM_JOB_ID") or None
 
 
 def restart_count(env: Mapping[str, str]) -> int:

@@ -1,7 +1,8 @@
-"""Time limits in Slurm's formats (Slurm manual, sbatch, --time)."""
+"""Time limits and memory sizes in Slurm's formats (Slurm manual, sbatch, --time and --mem)."""
 
 from __future__ import annotations
 
+import math
 import re
 
 from slurm_train.errors import UserError
@@ -33,3 +34,23 @@ def parse_time(text: str) -> int | None:
     if total == 0:
         raise UserError("a time limit of zero", remedy=f"write {FORMATS}")
     return total
+
+
+MEMORY_FORMATS = "a number with K, M, G or T, such as 512M or 2.5GB; without a unit it is megabytes; 0 for all"
+
+
+def parse_memory(text: str) -> int:
+    """Megabytes of a memory size; 0 means all that a node has. A bare number is megabytes, as in Slurm.
+
+    Slurm itself takes whole numbers only: 2.5GB is 2560 megabytes here. What is no whole number of megabytes is
+    rounded up.
+
+    Raises:
+        UserError: it is no size, or it is negative.
+    """
+    text = str(text).strip()
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(?:([kmgt])(?:i?b)?)?", text, re.ASCII | re.IGNORECASE)
+    if not found:
+        raise UserError(f"{text!r} is not a memory size", remedy=f"write {MEMORY_FORMATS}")
+    factor = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2}[(found[2] or "m").lower()]
+    return math.ceil(float(found[1]) * factor)

@@ -47,6 +47,15 @@ class World:
         if self.store is not None:
             dist.barrier()
 
+    def host_barrier(self, name: str) -> None:
+        """Wait for the ranks of this host; other hosts may have another number of them. `name` is unique in the run."""
+        if self.store is None:
+            return
+        key = f"{name}/{self.info.node_rank}"
+        if self.store.add(f"{key}/count", 1) == self.info.local_world_size:
+            self.store.set(f"{key}/all", "1")
+        self.store.wait([f"{key}/all"])
+
     def leave(self) -> None:
         """End the process group, after a clean end only: with dead peers it could wait for them."""
         if self.store is not None:

@@ -22,6 +22,7 @@ from slurm_train.errors import CheckpointError, UserError
 from slurm_train.report.progress import ProgressView
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.topology.grid import Grid, solve
+from slurm_train.topology.jobs import job_id
 from slurm_train.train.callbacks import Callbacks, EarlyStopping
 from slurm_train.train.checkpoint import CheckpointStore, load_model
 from slurm_train.train.context import Context
@@ -52,7 +53,8 @@ def run(task: Task) -> dict[str, Any]:
     Raises:
         SlurmTrainError: see slurm_train.errors; all with one line for the user.
     """
-    config = OmegaConf.create(task.create.config_yaml) if task.create else load(Path(task.run_dir) / "config.yaml")
+    settings = task.settings
+    config = OmegaConf.create(settings.config_yaml) if settings else load(Path(task.run_dir) / "config.yaml")
     world = start(config.train, os.environ)
     with stop_on_signals() as stop:
         results = work(task, config, world, stop)
@@ -81,9 +83,9 @@ def agree_on_directory(task: Task, world: World) -> RunDirectory:
     """The run directory, the same on all ranks; made by rank 0 where no launcher has made it."""
 
     def make() -> str:
-        if task.create is None:
+        if not task.create or task.settings is None:
             return task.run_dir
-        return str(RunDirectory.create(task.run_dir, task.create.config_yaml, task.create.plan_json).path)
+        return str(RunDirectory.create(task.run_dir, task.settings.config_yaml, task.settings.plan_json).path)
 
     path = world.from_main("run directory", make)
     deadline = time.monotonic() + VISIBLE_SECONDS
@@ -186,7 +188,7 @@ def load_dataset(data: DictConfig, split: str, has_splits: bool, world: World) -
     if handle:
         try:
             dataset: Dataset[Any] = attach(handle)
-            world.barrier()
+            world.host_barrier(f"attached {split}")
         finally:
             if world.info.local_rank == 0:
                 release(handle)
@@ -256,6 +258,7 @@ def facts(context: Context, resumed: str) -> dict[str, Any]:
     return {
         "attempt": 1 + sum(event["event"] == "started" for event in context.directory.events()),
         "host": socket.gethostname(),
+        "job": job_id(os.environ),
         "device": str(world.device),
         "threads": world.threads,
         "world_size": world.info.world_size,

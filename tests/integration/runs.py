@@ -13,7 +13,7 @@ import torch.distributed as dist
 import slurm_train.data
 from slurm_train.config.compose import compose
 from slurm_train.config.saved import dump
-from slurm_train.task import Creation, Task
+from slurm_train.task import Settings, Task
 from slurm_train.topology.ranks import SINGLE, RankInfo
 from slurm_train.train.process import World
 from slurm_train.train.run import work
@@ -47,7 +47,8 @@ def run_on_rank(
     config = compose(overrides).config
     world = this_world(f"{directory} {verb} {attempt}")
     plan = json.dumps({"cwd": "", "config_dirs": []})
-    task = Task(directory, verb, Creation(dump(config), plan) if attempt == 1 and verb == "train" else None)
+    new = attempt == 1 and verb == "train"
+    task = Task(directory, verb, Settings(dump(config), plan) if new else None, create=new)
     stop = StopFlag()
     if world.info.rank == stop_on:
         stop.reason = "SIGTERM"

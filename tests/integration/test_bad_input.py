@@ -158,9 +158,52 @@ $ @torchrun F launcher=local
     launcher=local: this process was started as rank 0 of 1 (RANK=0), each of which would start all ranks again;
         use launcher=inline, or leave it out
 $ F launcher=local launcher.nodes=2
-    launcher.nodes=2: the local launcher has one node; set launcher.tasks_per_node for more ranks
+    launcher.nodes=2: the local launcher has one node;
+        set launcher.tasks_per_node for more ranks, or launcher=slurm to submit a job
+$ F launcher=local launcher.gpus_per_task=1
+    launcher.gpus_per_task=1: local ranks all see the same GPUs; set launcher.gpus_per_node
 $ F launcher=slrum
-    launcher=slrum: launcher has no slrum; options of launcher: auto, inline, local
+    launcher=slrum: launcher has no slrum; did you mean slurm? options of launcher: auto, inline, local, slurm
+$ F launcher=slurm launcher.time=90m
+    launcher.time=90m: '90m' is not a time limit; write minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS
+$ F launcher=slurm launcher.time=0
+    launcher.time=0: a time limit of zero; write minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS
+$ F launcher=slurm launcher.mem=4X
+    launcher.mem=4X: '4X' is not a memory size;
+        write a number with K, M, G or T, such as 512M or 2.5GB; without a unit it is megabytes; 0 for all
+$ F launcher=slurm launcher.mem=4G launcher.mem_per_cpu=1G
+    launcher.mem_per_cpu=1G: launcher.mem is given too; give one of them
+$ F launcher=slurm launcher.gpus_per_node=1 launcher.gpus_per_task=1
+    launcher.gpus_per_task=1: launcher.gpus_per_node is given too; give one of them
+$ F launcher=slurm launcher.gpu_type=a100
+    launcher.gpu_type=a100: no GPU is asked for; set launcher.gpus_per_node too
+$ F launcher=slurm launcher.gpus_per_node=2 launcher.tasks_per_node=4
+    launcher.tasks_per_node=4: more ranks than the 2 GPUs of a node; use launcher.tasks_per_node=2, or train.device=cpu
+$ F launcher=slurm launcher.exclude=n[3-
+    launcher.exclude=n[3-: malformed node list 'n[3-'
+$ F launcher=slurm launcher.signal_seconds=0
+    launcher.signal_seconds=0: must be from 1 to 65535
+$ F launcher=slurm launcher.sbatch.partition=debug
+    launcher.sbatch.partition=debug: has a key of its own; type launcher.partition=VALUE
+$ F launcher=slurm launcher.sbatch.output=x
+    launcher.sbatch.output=x: cannot be set; the verb logs reads the files in the run directory
+$ F launcher=slurm launcher.sbatch.signal=B:USR2@60
+    launcher.sbatch.signal=B:USR2@60: B: sends the signal to the batch shell alone, and no rank would save;
+        set how early it comes by launcher.signal_seconds=SECONDS
+$ F launcher=slurm launcher.sbatch.p=debug
+    launcher.sbatch.p=debug: is not the long name of an option of sbatch; such as launcher.sbatch.gpu-bind=closest
+$ F launcher=slurm launcher.env.RANK=0
+    launcher.env.RANK: the launcher sets it for each rank; leave it out
+$ F launcher=slurm launcher.nodes=3 launcher.tasks=2
+    launcher.tasks=2: 3 nodes cannot hold them, each with one at least; use at least 3
+$ F launcher=slurm launcher.nodes=2 launcher.tasks=5 launcher.tasks_per_node=2
+    launcher.tasks=5: 2 nodes with at most 2 ranks cannot hold them, each with one at least; use 2 to 4
+$ F launcher=slurm launcher.nodes=2 parallel=tp parallel.tp=3
+    parallel.tp=3: needs 3 ranks, but there are 4 ranks;
+        start 3 ranks (launcher.nodes x launcher.tasks_per_node), or set one axis to -1, the rest
+$ F launcher=slurm launcher.partition=nope launcher.time=x run.dir=used
+    launcher.time=x: 'x' is not a time limit; write minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS
+    run.dir=used: HERE/used is used already; choose another one
 $ F launcher.time=soon
     launcher.time=soon: 'soon' is not a time limit; write minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS
 $ @one_gpu F launcher.gpus_per_node=2
@@ -169,7 +212,7 @@ $ @one_gpu F launcher.gpus_per_node=2
 $ tarin F
     tarin is neither a verb nor KEY=VALUE; did you mean run?
 $ resume
-    resume: RUN is missing; name a run directory or a run id
+    resume: RUN is missing; name a run directory, a run id or a job id
 $ resume nowhere
     there is no run directory or run id nowhere; there are no runs below runs/ here
 $ evaluate empty

@@ -186,7 +186,7 @@ BAD = [
     (["train.keep_checkpoints=-2"], "train.keep_checkpoints=-2: must be at least 0"),
     (["parallel=ddp", "parallel.dp_shard=4"], "parallel.dp_shard=4: not in this version; type parallel.dp_shard=1"),
     (["parallel.pp=-1", "parallel.dp_replicate=1"], "parallel.pp=-1: not in this version; type parallel.pp=1"),
-    (["launcher=slurm"], "launcher=slurm: launcher has no slurm; options of launcher: auto, inline, local"),
+    (["launcher=pbs"], "launcher=pbs: launcher has no pbs; options of launcher: auto, inline, local, slurm"),
     (["launcher.tasks_per_node=0"], "launcher.tasks_per_node=0: must be at least 1"),
     (["launcher.gpus_per_node=-1"], "launcher.gpus_per_node=-1: must be at least 0"),
     (["model.width.x=3"], "model.width.x=3: model.width is a value and has no keys; did you mean model.width?"),

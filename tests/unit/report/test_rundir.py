@@ -92,9 +92,14 @@ def test_a_changed_config_keeps_the_previous_ones(tmp_path: Path) -> None:
     assert [(tmp_path / name).read_text() for name in kept] == ["seed: 0\n", "seed: 1\n"]
 
 
-def test_a_change_for_a_while_is_taken_back_even_after_an_error(tmp_path: Path) -> None:
-    run = make(tmp_path)
-    with pytest.raises(ValueError), run.changed("seed: 9\n", "[]"):
-        assert run.config.read_text() == "seed: 9\n"
-        raise ValueError
-    assert (run.config.read_text(), run.plan.read_text()) == ("seed: 0\n", "{}")
+def test_a_run_that_was_never_started_leaves_nothing_behind(tmp_path: Path) -> None:
+    there = tmp_path / "mine"
+    there.mkdir()
+    run = RunDirectory.create(there / "runs" / "a", "seed: 0\n", "{}", "#!/bin/bash\n")
+    (run.logs / "x.pkl").write_text("")
+    run.discard()
+    assert list(tmp_path.rglob("*")) == [there]
+    other = RunDirectory.create(there / "runs" / "b", "seed: 0\n", "{}")
+    again = RunDirectory.create(there / "runs" / "a", "seed: 0\n", "{}")
+    other.discard()
+    assert again.config.exists()

@@ -101,6 +101,9 @@ def test_device_in_recorded_steps(name, chosen):
         ({"SLURM_CPUS_PER_TASK": "8", "SLURM_STEP_ID": "0", "LOCAL_RANK": "0"}, 8, 4, 2),
         ({"SLURM_CPUS_PER_TASK": "8", "SLURM_STEP_ID": "0", "SUBMITIT_EXECUTOR": "local"}, 8, 4, 2),
         ({"SLURM_CPUS_PER_TASK": "8"}, 8, 4, 2),
+        ({"SLURM_CPUS_ON_NODE": "4", "SLURM_STEP_ID": "0"}, 8, 2, 2),
+        ({"SLURM_CPUS_ON_NODE": "16", "SLURM_STEP_ID": "0"}, 8, 2, 4),
+        ({"SLURM_CPUS_ON_NODE": "4"}, 8, 2, 4),
     ],
 )
 def test_threads(env, affinity, local_world, threads):
