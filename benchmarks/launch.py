@@ -190,6 +190,8 @@ def first_step(command: list[str]) -> float:
 def submitted(command: list[str]) -> str:
     """Run a command that submits a job; returns the job id."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    # Installed packages are compiled already; where this is set, a clone would be compiled at every start.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST_SECONDS)
     if done.returncode:
         sys.exit(f"{shlex.join(command)} failed: {done.stderr}")

@@ -70,6 +70,8 @@ def read(overrides: Sequence[str], library: Library) -> Words:
 def _parse(parser: OverridesParser, text: str, library: Library) -> Override | Fault:
     key, equals, value = text.partition("=")
     name = key.lstrip("+~-")
+    if "," in value and _takes_commas(name, value):
+        return _plain(parser, key, value, text)
     if not name or (not equals and not text.startswith("~")):
         options = [f"{_prefix(group)}={option}" for group in library.groups() for option in library.options(group)]
         found = [option for option in options if option.partition("=")[2] == text]
@@ -92,6 +94,11 @@ def _parse(parser: OverridesParser, text: str, library: Library) -> Override | F
         cause = "unknown function" if "Unknown function" in str(error) else "the value does not follow Hydra's grammar"
         quoted = value.replace("'", "\\'")
         return Fault(text, cause, f"quote it inside the argument: {key}='{quoted}'")
+
+
+def _takes_commas(name: str, value: str) -> bool:
+    """Whether commas are part of a text, as in launcher.partition=gpu,spot; a sweep has been taken apart before."""
+    return name.startswith("launcher.") and is_text(name) and not re.search(r"['\"\[\]{}()$\\]", value)
 
 
 def _plain(parser: OverridesParser, key: str, value: str, text: str) -> Override | Fault:

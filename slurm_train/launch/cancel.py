@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slurm_train.errors import ConfigError, Fault
 from slurm_train.launch import queue
 from slurm_train.launch.queue import Job
-from slurm_train.launch.runs import find_run, resume_command
+from slurm_train.launch.runs import find_run, resume_again
 from slurm_train.launch.state import State, attempt_state, host, processes, state
 from slurm_train.report.position import Position, position
 
@@ -27,7 +27,9 @@ def cancel(names: Sequence[str]) -> list[str]:
     """
     places = list({place.run.path: place for place in (position(find_run(name)) for name in names)}.values())
     known = queue.jobs(job for place in places for job in place.jobs)
-    ending = {place.run.path: [known[job] for job in place.jobs if _ends_by(place, job, known)] for place in places}
+    ending = {
+        place.run.path: [known[job] for job in place.jobs if _ends_by(place, job, known, names)] for place in places
+    }
     if any(ending.values()):
         queue.cancel(dict.fromkeys(job.id for jobs in ending.values() for job in jobs))
     lines: list[str] = []
@@ -49,9 +51,14 @@ def cancel(names: Sequence[str]) -> list[str]:
     return lines
 
 
-def _ends_by(place: Position, job: str, known: dict[str, Job]) -> bool:
-    """Whether there is something to cancel: a job that is active, for a run that has not ended inside it."""
+def _ends_by(place: Position, job: str, known: dict[str, Job], names: Sequence[str]) -> bool:
+    """Whether there is something to cancel: a job that is active, for a run that has not ended inside it.
+
+    The job around a local run is the user's shell: it ends only if its id was typed.
+    """
     attempt = next(attempt for attempt in reversed(place.attempts) if attempt.job == job)
+    if attempt.launcher == "local" and job not in names:
+        return False
     found = attempt_state(place, attempt, known)
     return found.job is not None and found.going
 
@@ -61,7 +68,10 @@ def _told(place: Position, job: Job) -> str:
     line = f"job {job.id} cancelled, it was {job.state}{where} ({_relative(place)})"
     if job.state not in ("RUNNING", "COMPLETING"):
         return line
-    return f"{line}\n  its ranks save now; go on with: {resume_command('train', place.run.path)}"
+    attempt = next(attempt for attempt in reversed(place.attempts) if attempt.job == job.id)
+    if attempt.verb != "train":
+        return line
+    return f"{line}\n  its ranks save now; go on with: {resume_again(attempt.launcher, place.run.path)}"
 
 
 def _by_hand(place: Position, found: State) -> Fault:

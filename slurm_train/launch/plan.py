@@ -182,7 +182,7 @@ def make_plan(
     script, warned = Script(""), []
     if world.launcher == "slurm":
         script = request.job_script(config, world, environment, str(place[1]), cwd)
-        warned = request.warnings(config, world, grid, str(place[1]), env)
+        warned = request.warnings(config, world, grid, str(place[1]), cwd, env)
     return LaunchPlan(
         verb=verb,
         launcher=world.launcher,
@@ -215,7 +215,7 @@ def make_plan(
         unchecked=tuple(_notes(config, (cwd, *config_dirs), model, data)),
         warnings=tuple(warned),
         script=script.text if script.command else "",
-        sbatch_keys=request.keys(config, script.options),
+        sbatch_keys=request.keys(config, script.options, env) if script.command else {},
         sbatch_words=tuple(script.words),
         sbatch_defaults=request.defaults(config, env) if script.command else {},
     )

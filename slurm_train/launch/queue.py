@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -95,8 +96,8 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
 def completed(known: dict[str, Job], ids: Iterable[str]) -> dict[str, Job]:
     """What squeue said, with what the accounting adds on jobs that ended. At most one call, of sacct.
 
-    Where there is no accounting, `scontrol show job` tells of those that ended a few minutes ago. It is asked first of
-    a single one that has just ended: the accounting hears of an end some seconds late.
+    Where there is no sacct, `scontrol show job` tells of those that ended a few minutes ago. It is asked of a single
+    one that has just ended, too: the accounting hears of an end some seconds late.
 
     Args:
         known: job id -> job, from squeue.
@@ -141,12 +142,14 @@ def _squeue(*options: str) -> Iterator[Job]:
 
 
 def _past(ids: list[str]) -> Iterator[Job]:
-    """Jobs that ended: from the accounting, else from what the controller remembers."""
+    """Jobs that ended: from the accounting, or where that has no command from what the controller remembers."""
     words = ["--allocations", "--parsable2", "--noheader", f"--format={_SACCT_FIELDS}", f"--jobs={','.join(ids)}"]
+    if shutil.which("sacct") is None:
+        yield from _shown(ids)
+        return
     try:
         text = _call("sacct", *words)
-    except UserError:
-        yield from _shown(ids)
+    except UserError:  # no accounting: squeue has told what the controller still knows
         return
     for line in text.splitlines():
         fields = line.split("|", 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from slurm_train.errors import UserError
+from slurm_train.errors import StartError, UserError
 
 # What Slurm says (slurm_errno and the option parser of sbatch, Slurm 22.05 to 24.05) and the options that may cause it.
 _CAUSES = (
@@ -29,7 +29,10 @@ _CAUSES = (
 )  # fmt: skip
 
 _LEAST = ("launcher.nodes=1", "launcher.tasks_per_node=1", "launcher.cpus_per_task=1")
-_UNREACHABLE = r"unable to contact slurm controller|connection refused|socket timed out|could not establish|zero bytes"
+_UNREACHABLE = r"unable to contact slurm controller|connection refused|could not establish"
+
+UNCLEAR = re.compile(r"timed out|zero bytes", re.IGNORECASE)
+"""What sbatch says when it does not know itself whether the job was accepted."""
 
 
 def refusal(words: str, keys: Mapping[str, str]) -> UserError:
@@ -54,6 +57,12 @@ def refusal(words: str, keys: Mapping[str, str]) -> UserError:
             *others, last = causes
             return UserError(said, f"{', '.join(others)} or {last}" if others else last)
     return UserError(said, "launcher=slurm", "Slurm refuses the job")
+
+
+def unclear(words: str, run_dir: str) -> StartError:
+    """The error for a submission that may have come through: nothing of the run may be thrown away."""
+    remedy = f"the job may be in the queue all the same: squeue --me tells; the run directory stays: {run_dir}"
+    return StartError(_said(words), "launcher=slurm", remedy)
 
 
 def _said(words: str) -> str:

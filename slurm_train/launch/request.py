@@ -87,7 +87,7 @@ def _other(launcher: DictConfig) -> dict[str, str]:
     return {name: "" if value is True else str(value) for name, value in named.items() if value is not False}
 
 
-def keys(config: DictConfig, options: Mapping[str, str]) -> dict[str, str]:
+def keys(config: DictConfig, options: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
     """Option -> the configuration's key and value that set it, such as mem -> launcher.mem=2.5GB.
 
     Options that no key sets are left out.
@@ -95,8 +95,9 @@ def keys(config: DictConfig, options: Mapping[str, str]) -> dict[str, str]:
     Args:
         config: as composed.
         options: of the script.
+        env: the environment of the submission, whose SBATCH_* may count too.
     """
-    found = {}
+    found = {_option_of(name): f"{name}={value}" for name, value in defaults(config, env).items()}
     for option, value in options.items():
         if option in OWN_KEYS:
             own = config.launcher[OWN_KEYS[option]]
@@ -117,7 +118,9 @@ def gpu_faults(config: DictConfig, world: PlannedWorld) -> Iterator[Fault]:
         )
 
 
-def warnings(config: DictConfig, world: PlannedWorld, grid: Grid, run_dir: str, env: Mapping[str, str]) -> list[str]:
+def warnings(
+    config: DictConfig, world: PlannedWorld, grid: Grid, run_dir: str, cwd: str, env: Mapping[str, str]
+) -> list[str]:
     """What is allowed but seldom meant, a line each."""
     found = []
     ranks, gpus = world.tasks_per_node, config.launcher.gpus_per_node
@@ -130,9 +133,10 @@ def warnings(config: DictConfig, world: PlannedWorld, grid: Grid, run_dir: str, 
         )
     if gpus and even and ranks < gpus:
         found.append(f"launcher.gpus_per_node={gpus}: {gpus - ranks} of them idle with {ranks} ranks a node")
-    local = next((place for place in NODE_LOCAL if Path(run_dir).is_relative_to(place)), "")
-    if local:
-        found.append(f"run.dir: {run_dir} lies in {local}, which each node usually has for itself; the job would fail")
+    needed = {"run.dir": run_dir, "the working directory": cwd, "Python": sys.executable}
+    for what, path in needed.items():
+        if local := next((place for place in NODE_LOCAL if Path(path).is_relative_to(place)), ""):
+            found.append(f"{what}: {path} lies in {local}, which each node usually has for itself; the job would fail")
     found += [f"{name}={value} in the environment counts too" for name, value in defaults(config, env).items()]
     return found
 
@@ -147,6 +151,12 @@ _VARIABLES = {
     "SBATCH_GPUS": "gpus",
 }
 """Variables of sbatch whose names are not their option's."""
+
+_SAME = (
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+    {"gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres"},
+)
+"""Options that say the same thing in different ways: one that is typed keeps out the variables of the others."""
 
 _NEVER = {
     "requeue",
@@ -175,7 +185,12 @@ def defaults(config: DictConfig, env: Mapping[str, str]) -> dict[str, str]:
     launcher = config.launcher
     typed = {option_name(str(name)) for name in launcher.sbatch}
     typed |= {option_name(name) for name in launcher if launcher[name] not in (None, {}, [])}
-    if {"mem", "mem-per-cpu", "mem-per-gpu"} & typed:
-        typed |= {"mem", "mem-per-cpu", "mem-per-gpu"}
-    options = {name: _VARIABLES.get(name, option_name(name.lower()[7:])) for name in env if name.startswith("SBATCH_")}
-    return {name: env[name] for name, option in sorted(options.items()) if option not in typed | _NEVER}
+    for same in _SAME:
+        typed |= same if same & typed else set()
+    names = sorted(name for name in env if name.startswith("SBATCH_"))
+    return {name: env[name] for name in names if _option_of(name) not in typed | _NEVER}
+
+
+def _option_of(variable: str) -> str:
+    """The option of sbatch that a variable gives."""
+    return _VARIABLES.get(variable, option_name(variable.removeprefix("SBATCH_").lower()))

@@ -25,7 +25,7 @@ def find_run(name: str) -> RunDirectory:
         RunDirectoryError: there is none, or more than one.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() and ((path / "config.yaml").is_file() or not queue.is_job_id(name)):
         return RunDirectory.open(path)
     runs = Path("runs")
     found = sorted(config.parent for config in runs.glob("*/*/config.yaml") if config.parent.name == name)
@@ -89,6 +89,19 @@ def extends(before: DictConfig, after: DictConfig) -> bool:
     longer = after.train.epochs > before.train.epochs
     limit, new_limit = before.train.max_steps, after.train.max_steps
     return longer or (limit is not None and (new_limit is None or new_limit > limit))
+
+
+def resume_again(launcher: str, run: str | Path) -> str:
+    """What to type to train on with a run that was in a job: one that was started by hand is started by hand again.
+
+    Args:
+        launcher: of the attempt.
+        run: as it would be typed; a path is quoted.
+    """
+    name = shlex.quote(str(run)) if isinstance(run, Path) else run
+    if launcher == "inline":
+        return f"sbatch sbatch_templates/srun.sbatch resume {name}"
+    return f"python -m slurm_train resume {name}"
 
 
 def resume_command(verb: str, path: Path) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 ALWAYS = {"requeue": "", "open-mode": "append"}
-"""Options of every script: a run goes on by itself after a preemption or a lost node, and its log with it."""
+"""Options of every script: a run goes on by itself when Slurm puts its job back into the queue, and its log with it."""
 
 CPUS = '${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}'
 """srun takes no --cpus-per-task from sbatch since Slurm 22.05: without this each rank would have one CPU."""

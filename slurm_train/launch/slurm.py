@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from slurm_train.errors import UserError
 from slurm_train.launch.plan import LaunchPlan
-from slurm_train.launch.refusal import refusal
+from slurm_train.launch.refusal import UNCLEAR, refusal, unclear
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.task import Task
 from slurm_train.topology.jobs import scrub
@@ -62,11 +63,16 @@ class Executor(SlurmExecutor):
                 timeout=SBATCH_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            problem, remedy = f"sbatch did not answer within {SBATCH_SECONDS} s", "is the cluster up? sinfo tells"
-            raise UserError(problem, "launcher=slurm", remedy) from None
+            raise unclear(f"sbatch did not answer within {SBATCH_SECONDS} s", self._plan.run_dir) from None
+        if done.returncode and UNCLEAR.search(done.stderr):
+            raise unclear(done.stderr, self._plan.run_dir)
         if done.returncode:
             raise refusal(done.stderr, self._plan.sbatch_keys)
-        job = done.stdout.strip().splitlines()[-1].partition(";")[0]
+        for line in filter(None, done.stderr.splitlines()):
+            print(f"note: {line}", file=sys.stderr)
+        job = done.stdout.strip().rpartition("\n")[2].partition(";")[0]
+        if not job:
+            raise unclear("sbatch named no job", self._plan.run_dir)
         return SlurmJob(folder=self.folder, job_id=job, tasks=list(range(self._plan.world_size)))
 
 
@@ -80,6 +86,7 @@ def submit(plan: LaunchPlan, directory: RunDirectory, task: Task) -> str:
 
     Raises:
         UserError: Slurm refuses it, in its own words.
+        StartError: it may have been accepted.
     """
     executor = Executor(plan, directory.logs, submission_environment(plan, os.environ))
     job = executor.submit(task)

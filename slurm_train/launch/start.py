@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +17,9 @@ from slurm_train.errors import EXIT_OK, Interrupted, Saved, SlurmTrainError, Use
 from slurm_train.launch import queue
 from slurm_train.launch.plan import LaunchPlan, make_plan, new_run_id
 from slurm_train.launch.runs import extends, find_run, is_finished
+from slurm_train.launch.state import attempt_state
 from slurm_train.launch.sweep import points
+from slurm_train.report.position import position
 from slurm_train.report.rundir import RunDirectory, parsed
 from slurm_train.report.summary import summary
 from slurm_train.task import Settings, Task
@@ -133,26 +136,27 @@ def _saved(name: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> t
     run = find_run(name)
     kept = parsed(run.plan.read_text(encoding="utf-8")).get("config_dirs", [])
     directories = dict.fromkeys([*config_dirs, *(place for place in kept if os.path.isdir(place))])
-    return run, apply(load(run.config), overrides, list(directories))
+    config = load(run.config)
+    if config.launcher.name == "slurm" and "SLURM_STEP_ID" in os.environ:
+        # A step of a job goes on with the run itself, unless launcher=slurm is typed: it has what the run needs.
+        config.launcher.name = "auto"
+    return run, apply(config, overrides, list(directories))
 
 
 def _refuse_while_active(run: RunDirectory) -> None:
     """Two jobs must not train in one run directory.
 
     Raises:
-        UserError: the newest job of the run is still in the queue, and this process is no part of it.
+        UserError: a job of the run is still in the queue, and this process is no part of it; or Slurm does not answer.
     """
-    submitted = [event for event in run.events() if event["event"] == "submitted" and event.get("verb") == "train"]
-    job = submitted[-1].get("job") if submitted and submitted[-1].get("launcher") == "slurm" else None
-    if not job or job == job_id(os.environ):
+    place = position(run)
+    attempt, own = place.training, job_id(os.environ)
+    if attempt is None or not attempt.job or attempt.job == own or shutil.which("squeue") is None:
         return
-    try:
-        found = queue.jobs([job]).get(job)
-    except UserError:  # no Slurm here that could be asked
-        return
-    if found and queue.active(found):
-        remedy = f"wait for it, or type: python -m slurm_train cancel {job}"
-        raise UserError(f"job {job} of this run is {found.state}", str(run.path), remedy)
+    found = attempt_state(place, attempt, queue.jobs([attempt.job]))
+    if found.going and found.job:
+        remedy = f"wait for it, or type: python -m slurm_train cancel {attempt.job}"
+        raise UserError(f"job {attempt.job} of this run is {found.job.state}", str(run.path), remedy)
 
 
 def _go(plan: LaunchPlan, composed: Composed) -> str:
@@ -164,11 +168,11 @@ def _go(plan: LaunchPlan, composed: Composed) -> str:
         return summary(RunDirectory(plan.run_dir)).splitlines()[0]
     _settle_data(composed.config)
     text = dump(composed.config)
-    settings = Settings(text, plan.to_json()) if plan.verb == "evaluate" else None
+    settings = Settings(text, plan.to_json()) if plan.continues else None
     task = Task(plan.run_dir, plan.verb, settings, live=plan.launcher == "slurm")
-    directory = _directory(plan, text)
     if plan.launcher == "slurm":
-        return f"job {_submit(plan, directory, task)}"
+        return f"job {_submit(plan, text, task)}"
+    directory = _directory(plan, text)
     # Late: submitit takes a tenth of a second to import, and a plan does not need it.
     from slurm_train.launch import local
 
@@ -197,16 +201,19 @@ def _directory(plan: LaunchPlan, text: str) -> RunDirectory:
     return directory
 
 
-def _submit(plan: LaunchPlan, directory: RunDirectory, task: Task) -> str:
-    """Submit the job and say what to type next; of a new run that is refused nothing is left behind."""
+def _submit(plan: LaunchPlan, text: str, task: Task) -> str:
+    """Submit the job and say what to type next. One that is refused leaves nothing behind, and changes no run."""
     from slurm_train.launch import slurm
 
+    directory = RunDirectory.open(plan.run_dir) if plan.continues else _directory(plan, text)
     try:
         job = slurm.submit(plan, directory, task)
-    except BaseException:
+    except UserError:
         if not plan.continues:
             directory.discard()
         raise
+    if plan.continues:
+        _directory(plan, text)  # the job carries these settings with it, so that it may be faster
     nodes = f"{plan.nodes} node{'s' * (plan.nodes != 1)}"
     print(f"job {job} submitted: {plan.world_size} rank{'s' * (plan.world_size != 1)} on {nodes}")
     print(f"run directory:\n{directory.path}")

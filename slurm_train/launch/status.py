@@ -15,7 +15,7 @@ from pathlib import Path
 from slurm_train.errors import UserError
 from slurm_train.launch import causes, queue
 from slurm_train.launch.queue import Job
-from slurm_train.launch.runs import find_run
+from slurm_train.launch.runs import find_run, resume_again
 from slurm_train.launch.state import State, state
 from slurm_train.report.position import Position, position
 from slurm_train.report.rundir import RunDirectory
@@ -265,7 +265,8 @@ def _commands(place: Position, found: State) -> list[str]:
     elif found.text in ("done", "COMPLETED"):
         verbs = ["evaluate"]
     else:
-        verbs = ["logs", "resume"]
+        again = found.attempt.launcher if found.attempt and found.attempt.job else ""
+        return [f"python -m slurm_train logs {run}", resume_again(again, run)]
     return [f"python -m slurm_train {verb} {run}" for verb in verbs]
 
 

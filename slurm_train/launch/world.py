@@ -130,7 +130,12 @@ def threads(config: DictConfig, env: Mapping[str, str], world: PlannedWorld) -> 
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = config.launcher.cpus_per_task
     if world.launcher == "slurm":
-        return (asked, "launcher.cpus_per_task") if asked else (1, "one CPU a task, unless the partition gives more")
+        if asked:
+            return asked, "launcher.cpus_per_task"
+        typed = {**env, **config.launcher.env}.get("OMP_NUM_THREADS", "")
+        if typed.isdecimal() and int(typed):
+            return int(typed), f"OMP_NUM_THREADS={typed}"
+        return 1, "one CPU a task, unless the partition gives more"
     if asked and world.launcher == "local":
         if asked * world.tasks_per_node > affinity:
             raise UserError(
@@ -153,8 +158,12 @@ def rank_environment(config: DictConfig, env: Mapping[str, str], world: PlannedW
         return {}
     given = dict(config.launcher.env)
     if world.launcher == "slurm":
-        path = importable(env).get("PYTHONPATH", "")
-        return {"PYTHONPATH": path, **given} if path else given
+        path = importable({**env, **given}).get("PYTHONPATH", "")
+        found = {**given, "PYTHONPATH": path} if path else given
+        if config.launcher.cpus_per_task and not config.train.threads:
+            # what the submitting shell says of its own threads is not meant for the ranks
+            found.setdefault("OMP_NUM_THREADS", str(config.launcher.cpus_per_task))
+        return found
     variables = {"PYTHONUNBUFFERED": "1"}
     loopback = sys.platform == "linux" and Path("/sys/class/net/lo").exists()
     if world.size > 1 and loopback and "GLOO_SOCKET_IFNAME" not in env:

@@ -168,6 +168,10 @@ def _take(attempts: list[Attempt], event: Record, launcher: str) -> None:
     """Let an event change or add to the attempts."""
     name, now, job = event["event"], float(event.get("time", 0.0)), str(event.get("job") or "")
     last = attempts[-1] if attempts else None
+    if name in ("done", "stopped"):  # of training, though an evaluation may have begun since
+        last = next((found for found in reversed(attempts) if found.verb == "train" and not found.ended), last)
+    elif name == "cancelled":
+        last = next((found for found in reversed(attempts) if job and found.job == job), last)
     if name == "submitted":
         if last is None or not job or job != last.job:  # else the job was faster than the word of its submission
             attempts.append(last := Attempt(launcher, "train", now, job))

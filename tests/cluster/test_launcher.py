@@ -295,6 +295,11 @@ def test_saved_requeued_resumed_and_evaluated_in_one_run_directory(shared_tmp: P
     step = events(run, "saved")[-1]["step"]
     assert step > stopped
 
+    files = {path.name: path.read_text() for path in run.iterdir() if path.suffix in (".yaml", ".sh", ".json")}
+    refused = command("resume", job, "launcher.partition=nope", cwd=shared_tmp)
+    assert refused.returncode == 2 and refused.stderr.startswith("error: launcher.partition=nope: ")
+    assert {path.name: path.read_text() for path in run.iterdir() if path.suffix in (".yaml", ".sh", ".json")} == files
+
     limit = f"train.max_steps={step + 20}"
     done = command("resume", job, limit, "launcher.tasks_per_node=1", cwd=shared_tmp)
     assert done.returncode == 0, done.stderr

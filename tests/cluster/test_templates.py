@@ -174,6 +174,10 @@ def test_torchrun_has_all_gpus_of_its_node(gpus: str, shared_tmp: Path) -> None:
 def test_a_requeued_job_goes_on_in_its_directory(shared_tmp: Path) -> None:
     job = submit("srun.sbatch", shared_tmp, words=ENDLESS)
     directory = wait_for_event(job, shared_tmp, "saved")
+    again = [sys.executable, "-m", "slurm_train", "resume", str(directory)]
+    environment = os.environ | {"PYTHONPATH": str(REPO)}
+    second = subprocess.run(again, cwd=shared_tmp, env=environment, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 2 and f"job {job} of this run is RUNNING" in second.stderr
     slurm("scontrol", "requeue", job)
 
     def restarted() -> bool:  # a requeued job waits two minutes if nobody says otherwise

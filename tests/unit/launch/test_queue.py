@@ -90,14 +90,20 @@ def test_accounting_is_not_asked_of_jobs_in_the_queue(slurm: FakeSlurm) -> None:
     assert slurm.names == ["squeue"]
 
 
-@pytest.mark.parametrize("fault", ["Slurm accounting storage is disabled", "Problem talking to the database", None])
-def test_without_accounting_the_controller_tells_of_what_ended(slurm: FakeSlurm, fault: str | None) -> None:
+def test_without_sacct_the_controller_tells_of_what_ended(slurm: FakeSlurm) -> None:
     slurm.says("squeue", error="slurm_load_jobs error: Invalid job id specified", code=1)
     slurm.says("scontrol", SHOWN)
-    if fault:
-        slurm.says("sacct", error=f"sacct: error: {fault}", code=1)
     ended = Job("3_0", "FAILED", "NonZeroExitCode", "n3", "", "2:0", Path("/data/r"))
     assert queue.jobs(["3_0", "4", "5"]) == {"3_0": ended}
+
+
+@pytest.mark.parametrize("fault", ["Slurm accounting storage is disabled", "Problem talking to the database"])
+def test_without_accounting_two_calls_must_do(slurm: FakeSlurm, fault: str) -> None:
+    slurm.says("squeue", "4|FAILED|n1|0:00|None|(null)\n5|COMPLETED|n1|0:00|None|(null)\n6|FAILED|n1|0:00|None|x\n")
+    slurm.says("scontrol", SHOWN)
+    slurm.says("sacct", error=f"sacct: error: {fault}", code=1)
+    assert {job.state for job in queue.jobs(["4", "5", "6", "7"]).values()} == {"FAILED", "COMPLETED"}
+    assert slurm.names == ["squeue", "sacct"]
 
 
 def test_what_nobody_knows_is_no_job(slurm: FakeSlurm) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import slurm_train
+from slurm_train.cli import main
 from slurm_train.config.compose import compose
 from slurm_train.errors import ConfigError
+from slurm_train.launch import slurm
 from slurm_train.launch.plan import LaunchPlan, make_plan
 from slurm_train.launch.refusal import refusal
 from slurm_train.launch.show import show
@@ -110,31 +113,35 @@ def test_memory_is_written_in_megabytes(typed: str, megabytes: int) -> None:
 
 def test_a_group_over_nodes_is_warned_of() -> None:
     spans = planned("parallel=tp", "launcher.nodes=2", "launcher.tasks_per_node=2")
-    assert [warning.partition(",")[0] for warning in spans.warnings if "tp" in warning] == [
+    assert [warning.partition(",")[0] for warning in spans.warnings if "parallel.tp" in warning] == [
         "parallel.tp=4: with 2 ranks a node a tensor-parallel group spans nodes"
     ]
-    assert f"note: {spans.warnings[0]}" in show(spans)
+    assert all(f"note: {warning}" in show(spans) for warning in spans.warnings)
     inside = planned("parallel=tp", "launcher.nodes=1", "launcher.tasks_per_node=2")
-    assert not [warning for warning in inside.warnings if "tp" in warning]
+    assert not [warning for warning in inside.warnings if "parallel.tp" in warning]
 
 
-def test_idle_gpus_and_a_run_directory_of_the_node_are_warned_of() -> None:
+def test_idle_gpus_and_a_run_directory_of_the_node_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned("launcher.gpus_per_node=4", "launcher.tasks_per_node=1", "run.dir=/tmp/mine")
-    assert plan.warnings == (
+    assert plan.warnings[:2] == (
         "launcher.gpus_per_node=4: 3 of them idle with 1 ranks a node",
         "run.dir: /tmp/mine lies in /tmp, which each node usually has for itself; the job would fail",
     )
-    assert planned("run.dir=/shared/mine").warnings == ()
+    monkeypatch.chdir("/usr")
+    assert planned("run.dir=/usr/mine").warnings == ()
 
 
 def test_the_environment_of_the_submission() -> None:
     env = {"HOME": "/home", "SLURM_CONF": "/etc/x", "SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "slow", "RANK": "0"}
     env |= {"SBATCH_TIMELIMIT": "5", "SBATCH_NO_REQUEUE": "1", "SBATCH_MEM_PER_NODE": "1G", "SLURM_NTASKS": "3"}
+    env |= {"SBATCH_GPUS": "2", "SBATCH_GRES": "gpu:1"}
     env |= {"LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    plan = planned("launcher.partition=fast", "launcher.time=10", "launcher.mem_per_cpu=1G", env=env | {"RANK": "0"})
+    typed = ("launcher.partition=fast", "launcher.time=10", "launcher.mem_per_cpu=1G", "launcher.gpus_per_node=1")
+    plan = planned(*typed, env=env)
     kept = {"HOME": "/home", "SLURM_CONF": "/etc/x", "SBATCH_ACCOUNT": "mine"}
     assert submission_environment(plan, env) == kept
     assert "SBATCH_ACCOUNT=mine in the environment counts too" in plan.warnings
+    assert plan.sbatch_keys["account"] == "SBATCH_ACCOUNT=mine"
     inside = planned(env=BATCH_SHELL | {"SBATCH_ACCOUNT": "outer"})
     assert submission_environment(inside, BATCH_SHELL | {"SBATCH_ACCOUNT": "outer"}) == {}
 
@@ -154,6 +161,49 @@ def test_the_variables_of_the_ranks_are_in_the_script() -> None:
     assert "export YES=true\n" in plan.script
     assert "export TEXT='it'\"'\"'s $HOME'\n" in plan.script
     assert plan.environment["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_the_package_is_found_and_the_threads_are_those_planned() -> None:
+    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/theirs"}
+    plan = planned("launcher.cpus_per_task=4", "launcher.env.PYTHONPATH=/my/lib", env=env)
+    assert plan.environment["PYTHONPATH"].split(":")[0] == "/my/lib"
+    assert str(Path(slurm_train.__file__).parents[1]) in plan.environment["PYTHONPATH"].split(":")
+    assert (plan.threads, plan.environment["OMP_NUM_THREADS"]) == (4, "4")
+    assert planned(env=env).threads_reason == "OMP_NUM_THREADS=1"
+
+
+def test_commas_are_part_of_a_partition_list_and_a_backslash_is_refused() -> None:
+    assert options(planned("launcher.partition=gpu,spot", "launcher.exclude=n1,n[3-4]"))["partition"] == "gpu,spot"
+    with pytest.raises(ConfigError, match="contains a backslash"):
+        planned("run.dir='/shared/a\\\\b'")
+
+
+FAKES = {
+    "refused": ("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1", 2, False),
+    "in doubt": ("echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1", 1, True),
+    "no name": ("exit 0", 1, True),
+    "a note": ("echo 'sbatch: Warning: fewer nodes' >&2; echo 12", 0, True),
+}
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_a_run_directory_goes_only_if_its_job_was_surely_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer, code, stays = FAKES[name]
+    monkeypatch.setattr(slurm, "SBATCH_SECONDS", 20)
+    for command in ("sbatch", "srun"):
+        path = tmp_path / "bin" / command
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n/bin/cat >/dev/null\n{answer}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert main([*SLURM, "launcher.qos=nope", "run.dir=run"]) == code
+    told = capsys.readouterr().err
+    assert (tmp_path / "run" / "config.yaml").exists() == stays, told
+    assert ("it may be" in told or "may be in the queue" in told) == (name in ("in doubt", "no name"))
+    assert ("note: sbatch: Warning: fewer nodes" in told) == (name == "a note")
+    assert ("launcher.qos=nope: " in told) == (name == "refused")
 
 
 def test_what_no_sbatch_line_can_hold_goes_to_the_command_line() -> None:

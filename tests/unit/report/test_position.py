@@ -158,3 +158,14 @@ def test_columns_are_aligned() -> None:
         "a longer name  1",
         "b              -",
     ]
+
+
+def test_the_end_of_training_is_not_that_of_an_evaluation_meanwhile(run: RunDirectory) -> None:
+    event(run, "submitted", 1, launcher="slurm", job="7", verb="train")
+    event(run, "started", 2, job="7")
+    event(run, "submitted", 3, launcher="local", verb="evaluate")
+    event(run, "started", 4)
+    event(run, "evaluated", 5, test_loss=0.25)
+    event(run, "done", 6)
+    found = [(attempt.verb, attempt.job, attempt.ended) for attempt in position(run).attempts]
+    assert found == [("train", "7", "done"), ("evaluate", "", "done")]
