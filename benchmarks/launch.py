@@ -148,6 +148,7 @@ def ours(*words: str) -> list[str]:
 
 def data_root() -> str:
     """Where this project finds the images."""
+    sys.path.insert(0, str(ROOT))
     from slurm_train.data.sources import settle
 
     return settle(None, True)[0]

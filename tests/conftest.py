@@ -7,6 +7,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no timed tests", deadline=None)
+settings.load_profile("no timed tests")
 
 RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "JOB_COMPLETION_INDEX"}
 RANK_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "PET_")

@@ -25,7 +25,7 @@ from slurm_train.config.files import composition_fault, read_mapping
 from slurm_train.config.library import GROUPS, OPEN_GROUPS, Library
 from slurm_train.config.overrides import Words, read, set_value, typed_leaves
 from slurm_train.config.resolve import resolve
-from slurm_train.config.schema import Config
+from slurm_train.config.schema import typed
 from slurm_train.errors import ConfigError, Fault
 
 
@@ -126,7 +126,7 @@ def _composed(words: Words, library: Library) -> DictConfig:
 
 
 def _hydra(groups: Iterable[str], hydra: Iterable[str], library: Library) -> DictConfig:
-    ConfigStore.instance().store(name="config_schema", node=Config, provider="slurm_train")
+    ConfigStore.instance().store(name="config_schema", node=typed(), provider="slurm_train")
     users = ",".join(QuotedString(str(place), Quote.single).with_quotes() for place in library.users)
     search = [f"hydra.searchpath=[{users}]"] if users else []
     outer = GlobalHydra.instance().hydra  # set when this process was itself started through Hydra

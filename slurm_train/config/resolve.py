@@ -11,7 +11,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from slurm_train.config.names import expected
-from slurm_train.config.schema import Config
+from slurm_train.config.schema import Config, typed
 from slurm_train.errors import Fault
 
 
@@ -31,7 +31,7 @@ def resolve(config: DictConfig) -> tuple[DictConfig, list[Fault]]:
     finally:
         singleton.cfg = outer
     given = {name: value for name, value in plain.items() if value is not _FAULTY}
-    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), given)), faults
+    return cast(DictConfig, OmegaConf.merge(typed(), given)), faults
 
 
 _FAULTY = object()

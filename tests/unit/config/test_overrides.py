@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
@@ -61,7 +61,6 @@ def base() -> DictConfig:
     return compose([]).config
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=8).map("".join) | st.text(max_size=8), max_size=3))
 def test_no_text_raises(typed: list[str]) -> None:
     library, _ = Library.of([])
