@@ -9,6 +9,14 @@ from slurm_train.errors import DeviceError
 KEY = "train.device"
 
 
+def backend(kind: str) -> str:
+    """The backend of torch.distributed for ranks on devices of a kind (cpu, cuda, mps).
+
+    NCCL moves what lies on GPUs; gloo moves what does not, such as losses and stop flags.
+    """
+    return "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+
+
 def choose_device(
     requested: str, *, cuda_devices: int, mps: bool, local_rank: int, local_world_size: int, shared: bool = False
 ) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slurm_train.errors import UserError
 from slurm_train.topology.cpus import threads_per_rank
-from slurm_train.topology.device import choose_device
+from slurm_train.topology.device import backend, choose_device
 from slurm_train.topology.ranks import RankInfo, ranks, require_world
 from slurm_train.topology.rendezvous import rendezvous
 from slurm_train.train.meet import check_in, open_store
@@ -125,7 +125,7 @@ def start(train: DictConfig, environment: Mapping[str, str]) -> World:
     store = open_store(rendezvous(environment, info), info, train.start_timeout)
     check_in(store, info, train.start_timeout)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        backend(device.type),
         store=dist.PrefixStore("process group", store),
         rank=info.rank,
         world_size=info.world_size,

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_train.errors import DeviceError, UserError
 from slurm_train.topology.cpus import threads_per_rank
-from slurm_train.topology.device import choose_device
+from slurm_train.topology.device import backend, choose_device
 from slurm_train.topology.jobs import restart_count, run_identity, scrub
 from slurm_train.topology.limits import parse_time
 from slurm_train.topology.ranks import ranks
@@ -113,6 +113,10 @@ def test_threads(env, affinity, local_world, threads):
 def test_threads_of_a_recorded_step():
     env = recorded("full_step")[0]
     assert threads_per_rank(env, affinity=8, local_world_size=2) == (2, "SLURM_CPUS_PER_TASK=2")
+
+
+def test_gpus_are_joined_by_nccl_and_the_rest_by_gloo():
+    assert [backend(kind) for kind in ("cuda", "cpu", "mps")] == ["cpu:gloo,cuda:nccl", "gloo", "gloo"]
 
 
 def test_identity_of_recorded_jobs():
