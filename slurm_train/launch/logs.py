@@ -124,6 +124,7 @@ def following(run: RunDirectory, attempt: Attempt, rank: int | None, count: int 
             if not watch.go_on():
                 yield found
                 return
+            yield from watch.words()  # that it goes on stands before what the next job prints
             logs = Logs(watch.place, watch.attempt, rank)
         time.sleep(max(LOOK_SECONDS, len(files) / 1000))
 

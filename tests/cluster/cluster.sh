@@ -119,7 +119,7 @@ check_machine() {
   for file in /etc/slurm/slurm.conf /etc/slurm-llnl/slurm.conf; do
     [ ! -e "$file" ] || refuse "this machine belongs to a Slurm cluster ($file): use that one, or another machine"
   done
-  for pid in $(pgrep -x 'slurmctld|slurmd' || true); do
+  for pid in $(pgrep -x slurmctld || true; pgrep -x slurmd || true); do  # pgrep takes 15 letters at most
     config=$(config_of "$pid")
     [[ $config == /* && $config != /etc/* ]] || [ -z "$(words_of "$pid")" ] ||
       refuse "this machine belongs to a Slurm cluster ($(cat "/proc/$pid/comm"), process $pid): use that one, or another machine"

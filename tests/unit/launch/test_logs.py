@@ -159,8 +159,8 @@ def test_following_goes_on_into_the_job_of_a_resume(
     slurm.says("scontrol", SHOWN.format(code=2))
     later(
         lambda: run.append_event("submitted", launcher="slurm", job="8", verb="train"),
-        lambda: slurm.says("squeue", "7|FAILED|n1|9:00|None|(null)\n8|RUNNING|n1|9:00|None|(null)\n"),
         lambda: write(run, "8_0_log.out", b"second\n"),
+        lambda: slurm.says("squeue", "7|FAILED|n1|9:00|None|(null)\n8|RUNNING|n1|9:00|None|(null)\n"),
         lambda: slurm.says("squeue", "7|FAILED|n1|9:00|None|(null)\n8|FAILED|n1|9:00|None|(null)\n"),
     )
     assert main(["logs", "7", "-f", "-n", "1"]) == 2
