@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from slurm_train.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_USER,
     TRACEBACK,
     RankError,
     Saved,
@@ -22,6 +25,9 @@ from slurm_train.errors import (
 )
 
 VERBS = ("run", "plan", "resume", "evaluate", "status", "logs", "cancel")
+
+TELL_SECONDS = 10.0
+"""How long a rank that has nothing to tell lets the one that has go first."""
 
 HELP = """\
 usage: python -m slurm_train [VERB] [OPTIONS] [KEY=VALUE ...]
@@ -212,7 +218,15 @@ def _told(error: BaseException) -> int:
         for line in lines:
             print(prefix + line, file=sys.stderr)
         sys.stderr.flush()
+    elif code == EXIT_USER:
+        _let_the_teller_speak()
     return code
+
+
+def _let_the_teller_speak() -> None:
+    """Wait to be ended: torchrun ends all ranks as soon as one has, also a slower one that has yet to tell why."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_USER))
+    time.sleep(TELL_SECONDS)
 
 
 def _voice(error: BaseException) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ from hypothesis import settings
 
 settings.register_profile("no timed tests", deadline=None)
 settings.load_profile("no timed tests")
+
+# A shell's background job (`.ci/run &`) is born deaf to Ctrl-C, and so would be what the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "JOB_COMPLETION_INDEX"}
 RANK_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "PET_")

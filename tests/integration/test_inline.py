@@ -1,6 +1,7 @@
 """Being one rank of a world that torch's own launchers start, as a user types it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ STARTERS = {
 }
 
 
-def start(launcher, words, ranks=2):
+def start(launcher, words, ranks=2, **variables):
     """Start the module under a launcher of torch; what it printed and its exit code."""
     command = [
         sys.executable,
@@ -31,7 +32,8 @@ def start(launcher, words, ranks=2):
         "slurm_train",
         *words,
     ]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=200)
 
 
 @pytest.mark.parametrize("name", STARTERS)
@@ -53,6 +55,14 @@ def test_a_fault_of_the_users_is_told_once(tmp_path):
     assert done.returncode != 0
     assert done.stderr.count("error: train.batch_size=63: the global batch is not divisible by the 2 data ranks") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_fault_is_told_by_a_slower_rank_0_too(tmp_path):
+    late = "import os, time\ntime.sleep(3 if os.environ.get('RANK') == '0' else 0)\n"
+    (tmp_path / "sitecustomize.py").write_text(late)
+    done = start(STARTERS["torchrun"], [*RUN, "train.batch_size=63"], PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert done.stderr.count("error: train.batch_size=63") == 1
 
 
 def test_the_local_launcher_is_refused_inside_torchrun(tmp_path):

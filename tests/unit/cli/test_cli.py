@@ -139,11 +139,15 @@ def test_one_rank_speaks_for_all(capsys: pytest.CaptureFixture[str], monkeypatch
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "29500")
+    waits: list[float] = []
+    monkeypatch.setattr("slurm_train.cli.time.sleep", waits.append)
+    monkeypatch.setattr("slurm_train.cli.signal.signal", lambda *_: None)
     for rank, lines in ((0, 1), (1, 0)):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         assert main([FMNIST, "train.epoch=3"]) == 2
         assert len(capsys.readouterr().err.splitlines()) == lines
+        assert waits == [10.0] * rank
         assert main(["plan", FMNIST]) == 0
         assert bool(capsys.readouterr().out) == (rank == 0)
 

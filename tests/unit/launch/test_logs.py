@@ -201,7 +201,11 @@ def test_ctrl_c_ends_the_following_alone(run: RunDirectory, slurm: FakeSlurm) ->
         assert process.stdout and process.stderr
         assert process.stdout.readline() == "0: one\n"
         process.send_signal(signal.SIGINT)
-        assert (process.stdout.read(), process.stderr.read(), process.wait()) == ("", "", 130)
+        try:
+            assert process.communicate(timeout=60) == ("", "")
+        finally:
+            process.kill()
+    assert process.returncode == 130
     assert "scancel" not in slurm.names
 
 
