@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slurm_train.errors import (
     EXIT_FAILURE,
@@ -24,10 +25,13 @@ from slurm_train.errors import (
     UserError,
 )
 
+if TYPE_CHECKING:
+    from slurm_train.topology.ranks import RankInfo
+
 VERBS = ("run", "plan", "resume", "evaluate", "status", "logs", "cancel")
 
 TELL_SECONDS = 10.0
-"""How long a rank that has nothing to tell lets the one that has go first."""
+"""How long a rank lets the first one of its host go first, when both may have the same fault to tell."""
 
 HELP = """\
 usage: python -m slurm_train [VERB] [OPTIONS] [KEY=VALUE ...]
@@ -203,7 +207,6 @@ def _told(error: BaseException) -> int:
     from slurm_train.report.progress import close_all
 
     close_all()
-    prefix = _voice(error)
     if isinstance(error, KeyboardInterrupt):
         lines, code = ["interrupted"], EXIT_INTERRUPTED
     elif isinstance(error, SlurmTrainError):
@@ -212,38 +215,42 @@ def _told(error: BaseException) -> int:
     else:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         lines, code = [f"error: {text} ({TRACEBACK}=1 shows where)"], EXIT_FAILURE
-    if prefix is not None:
+    if _may_tell(code):
         if os.environ.get(TRACEBACK) == "1":
             traceback.print_exception(type(error), error, error.__traceback__)
         for line in lines:
-            print(prefix + line, file=sys.stderr)
+            print(_prefix() + line, file=sys.stderr)
         sys.stderr.flush()
-    elif code == EXIT_USER:
-        _let_the_teller_speak()
     return code
 
 
-def _let_the_teller_speak() -> None:
-    """Wait to be ended: torchrun ends all ranks as soon as one has, also a slower one that has yet to tell why."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_USER))
-    time.sleep(TELL_SECONDS)
-
-
-def _voice(error: BaseException) -> str | None:
-    """What this process puts before its lines; None if it leaves them to another.
-
-    Among several inline ranks rank 0 tells what all of them meet. What may be a host's own (the user's faults) the
-    first rank of each host tells too, and what may be a rank's own each rank.
-    """
+def _rank() -> RankInfo | None:
+    """Which rank this process is; None if the environment does not say."""
     from slurm_train.topology.ranks import ranks
 
     try:
-        info = ranks(os.environ)
+        return ranks(os.environ)
     except RankError:
-        return ""
-    if info.rank == 0:
-        return ""
-    common = isinstance(error, (KeyboardInterrupt, SlurmTrainError)) and getattr(error, "exit_code", 0) != EXIT_FAILURE
-    if common and not (isinstance(error, UserError) and info.local_rank == 0):
         return None
-    return f"rank {info.rank} on {socket.gethostname()}: "
+
+
+def _prefix() -> str:
+    """What stands before the lines of a process that is not rank 0."""
+    rank = _rank()
+    return f"rank {rank.rank} on {socket.gethostname()}: " if rank and rank.rank else ""
+
+
+def _may_tell(code: int) -> bool:
+    """Whether this process tells what it ended with; among several inline ranks rank 0 tells what all of them met.
+
+    What may be one host's own, the user's faults, the first rank of each host tells too. Its other ranks let it go
+    first, and tell only if nobody has ended them then: torchrun ends all ranks as soon as one has, also a slower one
+    that has yet to tell.
+    """
+    rank = _rank()
+    if rank is None or rank.rank == 0 or code == EXIT_FAILURE:
+        return True
+    if code == EXIT_USER and rank.local_rank:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_USER))
+        time.sleep(TELL_SECONDS)
+    return code == EXIT_USER

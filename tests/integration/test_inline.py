@@ -69,3 +69,14 @@ def test_the_local_launcher_is_refused_inside_torchrun(tmp_path):
     done = start(STARTERS["torchrun"], [*RUN, "launcher=local", f"run.dir={tmp_path / 'run'}"])
     assert done.returncode != 0
     assert "launcher=local: this process was started as rank 0 of 2" in done.stderr
+
+
+def test_a_fault_of_the_second_rank_alone_is_told(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os\nfrom torch import nn\n\n\ndef net():\n"
+        "    if os.environ['RANK'] == '1':\n        raise ValueError('no room here')\n    return nn.Linear(1, 1)\n"
+    )
+    words = [*RUN, "model._target_=mine.net", f"run.dir={tmp_path / 'run'}"]
+    done = start(STARTERS["torchrun"], words, PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert "rank 1 on " in done.stderr and "mine.net raised ValueError: no room here" in done.stderr

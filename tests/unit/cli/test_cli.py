@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -134,22 +136,50 @@ def test_an_interrupt_is_told_in_a_word(capsys: pytest.CaptureFixture[str], monk
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_one_rank_speaks_for_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "2")
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "29500")
+@pytest.fixture
+def be_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Makes this process one of two ranks on a host; what it does to SIGTERM ends with the test."""
+
+    def become(rank: int) -> None:
+        world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
+        for name, value in (world | {"RANK": rank, "LOCAL_RANK": rank}).items():
+            monkeypatch.setenv(name, str(value))
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield become
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_the_first_rank_speaks_for_all(capsys: pytest.CaptureFixture[str], be_rank: Callable[[int], None]) -> None:
+    be_rank(0)
+    assert main([FMNIST, "train.epoch=3"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    for rank, told in ((0, True), (1, False)):
+        be_rank(rank)
+        assert main(["plan", FMNIST]) == 0
+        assert bool(capsys.readouterr().out) == told
+
+
+def test_the_second_rank_is_silent_if_it_is_ended(
+    be_rank: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_rank(1)
+    monkeypatch.setattr("slurm_train.cli.time.sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        main([FMNIST, "train.epoch=3"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_the_second_rank_tells_what_the_first_did_not_meet(
+    be_rank: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_rank(1)
     waits: list[float] = []
     monkeypatch.setattr("slurm_train.cli.time.sleep", waits.append)
-    monkeypatch.setattr("slurm_train.cli.signal.signal", lambda *_: None)
-    for rank, lines in ((0, 1), (1, 0)):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("LOCAL_RANK", str(rank))
-        assert main([FMNIST, "train.epoch=3"]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == lines
-        assert waits == [10.0] * rank
-        assert main(["plan", FMNIST]) == 0
-        assert bool(capsys.readouterr().out) == (rank == 0)
+    assert main([FMNIST, "train.epoch=3"]) == 2
+    assert waits == [10.0]
+    assert capsys.readouterr().err.startswith(f"rank 1 on {os.uname().nodename}: error: train.epoch=3: unknown key")
 
 
 def test_a_target_is_looked_at_on_request(capsys: pytest.CaptureFixture[str]) -> None:
