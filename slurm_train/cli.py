@@ -28,7 +28,10 @@ from slurm_train.errors import (
 if TYPE_CHECKING:
     from slurm_train.topology.ranks import RankInfo
 
-VERBS = ("run", "plan", "resume", "evaluate", "status", "logs", "cancel")
+VERBS = ("run", "plan", "verify", "resume", "evaluate", "generate", "export", "status", "logs", "cancel")
+
+TAKE_OVERRIDES = ("plan", "verify", "resume", "evaluate", "generate")
+"""The verbs that typer parses and that take KEY=VALUE too."""
 
 TELL_SECONDS = 10.0
 """How long a rank lets the first one of its host go first, when both may have the same fault to tell."""
@@ -41,8 +44,11 @@ verbs:
   plan            print what a run would be, with all that is wrong; starts nothing
                   --deep  import and count your own model      --config  add the whole configuration
                   --json  for programs
+  verify          compare a layout with one process: losses, gradients, weights; --steps N
   resume RUN      go on from the newest checkpoint; KEY=VALUE may follow, e.g. train.epochs=20
   evaluate RUN    test loss and accuracy of the newest checkpoint
+  generate RUN    let its language model go on with --prompt TEXT; --tokens N, --temperature T, --top-k K
+  export RUN FILE its weights as one .safetensors or .pt file; --ema
   status [RUN]    how your runs and jobs stand, or one run in full; --all, --json
   logs RUN        what its ranks print; -f follows it to its end, --rank N, -n LINES, --job ID
   cancel RUN...   end its job; the ranks save first
@@ -190,10 +196,10 @@ def _parsed_by_typer(command: Command, words: Sequence[str]) -> int:
 
     from slurm_train.launch import verbs
 
-    if command.verb in ("resume", "evaluate", "logs", "cancel") and not words:
+    if command.verb in ("resume", "evaluate", "generate", "export", "logs", "cancel") and not words:
         raise UserError("RUN is missing", command.verb, "name a run directory, a run id or a job id")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    settings = {"ignore_unknown_options": command.verb in ("plan", "resume", "evaluate")}  # these take overrides
+    settings = {"ignore_unknown_options": command.verb in TAKE_OVERRIDES}
     app.command(command.verb, context_settings=settings)(verbs.bound(command.verb, command.config_dirs))
     try:
         code = app(list(words), prog_name=f"python -m slurm_train {command.verb}", standalone_mode=False)

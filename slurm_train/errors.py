@@ -92,6 +92,10 @@ class CheckpointError(SlurmTrainError):
     """A checkpoint is broken or does not fit the model."""
 
 
+class LayoutError(SlurmTrainError):
+    """A parallel layout does not give what one process gives."""
+
+
 class StartError(SlurmTrainError):
     """The ranks of a run did not meet."""
 

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -58,7 +58,7 @@ class Task:
     """The run directory."""
 
     verb: str = "train"
-    """train or evaluate."""
+    """train, evaluate, generate or verify."""
 
     settings: Settings | None = None
     """What to go by instead of config.yaml and plan.json of the run directory."""
@@ -69,8 +69,11 @@ class Task:
     live: bool = False
     """Whether rank 0 shows the progress and the summary itself, because no other process follows the run directory."""
 
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of generate or verify, such as the prompt."""
+
     def __call__(self) -> dict[str, Any]:
-        """Train or evaluate.
+        """Do what the verb says.
 
         Under submitit, local or on Slurm, a rank that fails leaves a word on why (its outcome file) and ends with the
         error's exit code; elsewhere the error is raised.

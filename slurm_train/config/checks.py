@@ -7,27 +7,20 @@ their `_target_`. The grid against the ranks, divisibility and files are checked
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from slurm_train.config.launcher_checks import launcher_faults
 from slurm_train.config.names import near
+from slurm_train.config.rules import rule_faults, typed
 from slurm_train.config.signature import Missing, Parameter, Signature, Unknown, signature
-from slurm_train.errors import Fault, UserError
-from slurm_train.topology.hostlist import expand
-from slurm_train.topology.limits import parse_memory, parse_time
+from slurm_train.config.train_checks import axis_faults, train_faults
+from slurm_train.errors import Fault
 
 _HYDRA_KEYS = {"_target_", "_args_", "_convert_", "_recursive_", "_partial_"}  # of hydra.utils.instantiate
-_AXES = ("pp", "dp_replicate", "dp_shard", "tp")
-_LAYOUTS = ("auto", "single", "ddp", "tp")
-_LAUNCHERS = ("auto", "local", "inline", "slurm")
-_STYLES = ("colwise", "rowwise")
-
-Rule = Callable[[Any], str]
-"""From a value to what is wrong with it: "" for a good one."""
+_INIT_FROM = "init_from"  # a key of every model's node that is no argument of its target
 
 
 def check(config: DictConfig, search: Sequence[str] = ()) -> list[Fault]:
@@ -38,11 +31,26 @@ def check(config: DictConfig, search: Sequence[str] = ()) -> list[Fault]:
         search: further directories for the Python files of targets, after the working directory and before sys.path.
     """
     return [
-        *_rule_faults(config),
-        *_axis_faults(config),
+        *rule_faults(config),
+        *train_faults(config),
+        *axis_faults(config.parallel),
         *launcher_faults(config.launcher),
         *target_faults(config, search),
     ]
+
+
+def file_faults(config: DictConfig, directory: str) -> Iterator[Fault]:
+    """The file that a new run's weights are to start from; a run that goes on needs it no more.
+
+    Args:
+        config: a config without other faults.
+        directory: where a relative path begins.
+    """
+    path = config.model.get(_INIT_FROM)
+    if path is None:
+        return
+    if not isinstance(path, str) or not os.path.isfile(os.path.join(directory, path)):
+        yield Fault(f"model.{_INIT_FROM}={path}", "is no file", "give a file of weights, as the verb export writes it")
 
 
 def unchecked(config: DictConfig, search: Sequence[str] = ()) -> list[str]:
@@ -50,159 +58,6 @@ def unchecked(config: DictConfig, search: Sequence[str] = ()) -> list[str]:
     places = [os.getcwd(), *search]
     answers = [(key, signature(str(node["_target_"]), places)) for key, node, _ in _targets(config)]
     return [f"{key}._target_: not checked: {answer.reason}" for key, answer in answers if isinstance(answer, Unknown)]
-
-
-def _typed(key: str, value: Any) -> str:
-    """A setting as it would be typed."""
-    text = "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{key}={text.lower() if isinstance(value, bool) else text}"
-
-
-def _at_least(least: float, word: str = "") -> Rule:
-    return lambda value: "" if value >= least else word or f"must be at least {least:g}"
-
-
-def _above(bound: float) -> Rule:
-    return lambda value: "" if value > bound else f"must be above {bound:g}"
-
-
-def _one_of(choices: Sequence[str]) -> Rule:
-    def rule(value: Any) -> str:
-        return "" if value in choices else f"must be one of {', '.join(choices)}"
-
-    return rule
-
-
-def _validation(value: float) -> str:
-    good = 0 <= value < 1 or (value >= 1 and float(value).is_integer())
-    return "" if good else "must be a fraction from 0 to below 1, or a whole number of samples"
-
-
-def _device(value: str) -> str:
-    good = re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d*))?", value)
-    return "" if good else "must be auto, cpu, cuda, mps or cuda:N"
-
-
-def _rate(value: Any) -> str:
-    if isinstance(value, str | bool):
-        return "must be a number"
-    return "must be at least 0" if isinstance(value, int | float) and not value >= 0 else ""
-
-
-def _time(value: str) -> str:
-    try:
-        parse_time(value)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def _memory(value: str) -> str:
-    try:
-        parse_memory(value)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def _line(value: str) -> str:
-    return "" if value.strip() and not re.search(r"[\0\r\n]", value) else "must be a text in one line"
-
-
-def _gpu_type(value: str) -> str:
-    return "" if re.fullmatch(r"[\w.-]+", value) else "must be a name such as a100"
-
-
-def _node_list(value: str) -> str:
-    try:
-        return "" if expand(value) else "names no node"
-    except UserError as error:
-        return error.faults[0].message
-
-
-def _directory_name(value: str) -> str:
-    if value in {"", ".", ".."} or "/" in value or "\0" in value:
-        return "must be the name of a directory: not empty, without /"
-    return "is too long for a directory's name" if len(value.encode()) > 200 else ""
-
-
-def _path(value: str) -> str:
-    return "" if value.strip() and "\0" not in value else "must be a directory"
-
-
-_RULES: dict[str, Rule] = {
-    "seed": lambda value: "" if 0 <= value < 2**63 else "must be from 0 to 2^63 - 1",
-    "run.experiment": _directory_name,
-    "run.name": _directory_name,
-    "run.dir": _path,
-    "train.epochs": _at_least(1),
-    "train.max_steps": _at_least(1),
-    "train.batch_size": _at_least(1),
-    "train.eval_batch_size": _at_least(1),
-    "train.validation": _validation,
-    "train.device": _device,
-    "train.threads": _at_least(1),
-    "train.workers": _at_least(0),
-    "train.grad_clip": _above(0),
-    "train.log_seconds": _at_least(0),
-    "train.start_timeout": _above(0),
-    "train.timeout": _above(0),
-    "train.keep_checkpoints": _at_least(0),
-    "train.early_stopping.patience": _at_least(0),
-    "train.early_stopping.metric": _one_of(("val_loss", "val_accuracy")),
-    "train.early_stopping.min_delta": _at_least(0),
-    "optim.lr": _rate,
-    "parallel.name": _one_of(_LAYOUTS),
-    "launcher.name": _one_of(_LAUNCHERS),
-    "launcher.nodes": _at_least(1),
-    "launcher.tasks_per_node": _at_least(1),
-    "launcher.tasks": _at_least(1),
-    "launcher.cpus_per_task": _at_least(1),
-    "launcher.gpus_per_node": _at_least(0),
-    "launcher.gpus_per_task": _at_least(1),
-    "launcher.gpu_type": _gpu_type,
-    "launcher.mem": _memory,
-    "launcher.mem_per_cpu": _memory,
-    "launcher.mem_per_gpu": _memory,
-    "launcher.time": _time,
-    "launcher.signal_seconds": lambda value: "" if 0 < value <= 65535 else "must be from 1 to 65535",
-    "launcher.partition": _line,
-    "launcher.account": _line,
-    "launcher.qos": _line,
-    "launcher.constraint": _line,
-    "launcher.exclude": _node_list,
-    "launcher.reservation": _line,
-}
-
-
-def _rule_faults(config: DictConfig) -> Iterator[Fault]:
-    for key, rule in _RULES.items():
-        value = OmegaConf.select(config, key)
-        problem = rule(value) if value is not None else ""
-        if problem:
-            yield Fault(_typed(key, value), problem)
-    stopping = config.train.early_stopping
-    if stopping.patience > 0 and config.train.validation == 0:
-        key = f"train.early_stopping.patience={stopping.patience}"
-        yield Fault(key, "there is no validation metric to watch", "hold out samples: train.validation=0.1")
-    for name, style in config.parallel.plan.items():
-        if style not in _STYLES:
-            yield Fault(f"parallel.plan.{name}={style}", f"must be one of {', '.join(_STYLES)}")
-
-
-def _axis_faults(config: DictConfig) -> Iterator[Fault]:
-    """The axes of the mesh, each by itself: their product is checked against the ranks by the plan."""
-    parallel = config.parallel
-    rest = [axis for axis in _AXES if parallel[axis] == -1]
-    for axis in _AXES:
-        key, size = f"parallel.{axis}={parallel[axis]}", parallel[axis]
-        if size < 1 and size != -1:
-            yield Fault(key, "must be at least 1, or -1 for the rest of the ranks")
-        elif axis in ("pp", "dp_shard") and size != 1:
-            yield Fault(key, "not in this version", f"type parallel.{axis}=1")
-    if len(rest) > 1:
-        keys = " and ".join(f"parallel.{axis}" for axis in rest)
-        yield Fault(f"parallel.{rest[-1]}=-1", f"only one axis can be -1, here {keys} are")
 
 
 def _targets(config: DictConfig) -> list[tuple[str, DictConfig, set[str]]]:
@@ -252,11 +107,12 @@ def _argument_faults(key: str, node: DictConfig, given: set[str], found: Signatu
     parameters: Sequence[Parameter] = found.parameters[1:] if "" in given else found.parameters
     names = [parameter.name for parameter in parameters]
     for name in cast("dict[str, Any]", node):
-        if name not in names and name not in _HYDRA_KEYS and not found.open:
+        ours = name in _HYDRA_KEYS or (key == "model" and name == _INIT_FROM)
+        if name not in names and not ours and not found.open:
             takes = f"it takes {', '.join(names)}" if names else "it takes none"
             remedy = near(name, names)
             yield Fault(
-                _typed(f"{key}.{name}", node[name]), f"{target} has no argument {name}", f"{remedy} {takes}".strip()
+                typed(f"{key}.{name}", node[name]), f"{target} has no argument {name}", f"{remedy} {takes}".strip()
             )
     if "_args_" in node or node.get("_partial_"):
         return

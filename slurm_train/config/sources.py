@@ -103,7 +103,9 @@ def find_module(parts: Sequence[str], search: Sequence[str]) -> Module | None:
     for end in range(2, len(parts) + 1):
         if spec is None or spec.submodule_search_locations is None:
             return None
-        spec = PathFinder.find_spec(".".join(parts[:end]), list(spec.submodule_search_locations))
+        # By its last name alone: of a dotted one the finder wants the parent imported, if it is a directory without
+        # an __init__.py.
+        spec = PathFinder.find_spec(parts[end - 1], list(spec.submodule_search_locations))
     return _module(".".join(parts), spec) if spec else None
 
 

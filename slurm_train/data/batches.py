@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, default_collate
 
-from slurm_train.data.feeds import count_samples, map_feed, pair, resident, to_device
+from slurm_train.data.feeds import count_samples, gathering, map_feed, pair, to_device
 from slurm_train.errors import DataError
 
 
@@ -26,7 +26,8 @@ class Batch(NamedTuple):
         inputs: [b, ...] on the device.
         targets: [b, ...] on the device.
         weight: in training: the mean loss over this share times `weight`, averaged over the data ranks, is the mean
-            over the global batch; 0 for a stand-in sample where a rank has no share. In evaluation: b.
+            over the global batch; 0 for a stand-in sample where a rank has no share. In evaluation: how many of the
+            samples count, the first ones.
     """
 
     inputs: Any
@@ -137,7 +138,10 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """Every sample exactly once over all data ranks, in the data set's order; a rank may have none.
+    """Every sample exactly once over all data ranks, in the data set's order.
+
+    Batches are of the same number and the same sizes on all data ranks, for sharded models meet in each: a rank that
+    has one sample less than others gets a stand-in after its own.
 
     Args:
         dataset: as for TrainBatches; of an IterableDataset each rank keeps its slice of every batch_size * data_ranks
@@ -173,22 +177,27 @@ class EvalBatches:
 
     def _map(self, samples: int) -> Iterator[Batch]:
         low, high = bounds(samples, self.data_rank, self.data_ranks)
-        sizes = [min(self.batch_size, high - first) for first in range(low, high, self.batch_size)]
-        for (inputs, targets), size in zip(self._feed(torch.arange(low, high), sizes), sizes, strict=True):
-            yield Batch(inputs, targets, float(size))
+        largest = -(-samples // self.data_ranks)
+        positions = torch.arange(low, low + largest).clamp_(max=max(low, high - 1))
+        sizes = [min(self.batch_size, largest - first) for first in range(0, largest, self.batch_size)]
+        left = high - low
+        for (inputs, targets), size in zip(self._feed(positions, sizes), sizes, strict=True):
+            yield Batch(inputs, targets, float(min(size, left)))
+            left -= min(size, left)
 
     def _stream(self) -> Iterator[Batch]:
         for samples in _grouped(self.dataset, self.batch_size * self.data_ranks):
             low, high = bounds(len(samples), self.data_rank, self.data_ranks)
-            if low < high:
-                yield Batch(*_collate(samples[low:high], self.device), float(high - low))
+            largest = -(-len(samples) // self.data_ranks)
+            share = [samples[min(place, max(low, high - 1))] for place in range(low, low + largest)]
+            yield Batch(*_collate(share, self.device), float(high - low))
 
 
 def split_validation(dataset: Dataset[Any], validation: float, seed: int) -> tuple[Dataset[Any], Dataset[Any] | None]:
     """Hold out samples for validation, chosen by the seed; both parts keep the data set's order.
 
     Args:
-        dataset: a map-style data set; TensorData gives two TensorData over the same memory.
+        dataset: a map-style data set; TensorData and TokenWindows give two of their kind over the same memory.
         validation: a fraction below 1, or a whole number of samples. 0: none.
         seed: seed of the choice.
 
@@ -211,7 +220,7 @@ def split_validation(dataset: Dataset[Any], validation: float, seed: int) -> tup
         raise DataError(f"{held_out:,} of {samples:,} samples held out leave none to train on", key, "take fewer")
     order = permutation(samples, seed, "validation")
     rest, chosen = order[held_out:].sort().values, order[:held_out].sort().values
-    data = resident(dataset)
+    data = gathering(dataset)
     if data is not None:
         return data.subset(rest), data.subset(chosen)
     return Subset(dataset, rest.tolist()), Subset(dataset, chosen.tolist())

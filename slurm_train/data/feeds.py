@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from slurm_train.data.resident import TensorData
+from slurm_train.data.windows import TokenWindows
 from slurm_train.errors import DataError
 
 Feed = Callable[[Tensor, Sequence[int]], Iterator[tuple[Any, Any]]]
@@ -52,9 +53,25 @@ class ResidentFeed:
     def _gather(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs, not yet float, and targets on the device."""
         rows, targets = self.data.gather(positions)
-        if self.device.type == "cuda":  # only pinned memory is copied while the GPU computes
-            rows, targets = rows.pin_memory(), targets.pin_memory()
-        return to_device(rows, self.device), to_device(targets, self.device)
+        return _sent(rows, self.device), _sent(targets, self.device)
+
+
+class WindowFeed:
+    """Batches of a TokenWindows: one gather for each, from a stream that may be larger than the memory.
+
+    Args:
+        data: the data set.
+        device: where the batches are needed.
+    """
+
+    def __init__(self, data: TokenWindows, device: torch.device) -> None:
+        self.data = data
+        self.device = device
+
+    def __call__(self, positions: Tensor, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in torch.split(positions, list(sizes)):
+            inputs, targets = self.data.gather(batch)
+            yield _sent(inputs, self.device), _sent(targets, self.device)
 
 
 class LoaderFeed:
@@ -102,8 +119,10 @@ class _Plan:
 
 def map_feed(dataset: Dataset[Any], device: torch.device, workers: int, seed: int = 0) -> Feed:
     """The fastest feed for a map-style data set."""
-    data = resident(dataset)
-    return ResidentFeed(data, device) if data is not None else LoaderFeed(dataset, device, workers, seed)
+    data = gathering(dataset)
+    if isinstance(data, TensorData):
+        return ResidentFeed(data, device)
+    return LoaderFeed(dataset, device, workers, seed) if data is None else WindowFeed(data, device)
 
 
 def count_samples(dataset: Dataset[Any], workers: int) -> int | None:
@@ -124,10 +143,15 @@ def count_samples(dataset: Dataset[Any], workers: int) -> int | None:
     return len(dataset)
 
 
-def resident(dataset: Dataset[Any]) -> TensorData | None:
-    """The data set as a TensorData if its samples lie in memory (TensorData, or a TensorDataset of two tensors)."""
+def gathering(dataset: Dataset[Any]) -> TensorData | TokenWindows | None:
+    """The data set as one that gives whole batches and subsets at once; None for any other, or one with own items.
+
+    These are TensorData, a TensorDataset of two tensors, and TokenWindows.
+    """
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return TensorData(*dataset.tensors)
+    if isinstance(dataset, TokenWindows) and type(dataset).__getitem__ is TokenWindows.__getitem__:
+        return dataset
     return dataset if type(dataset) is TensorData else None
 
 
@@ -155,6 +179,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(to_device(value, device) for value in batch)
     return batch
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of this process's own on `device`."""
+    if device.type == "cuda":  # only pinned memory is copied while the GPU computes
+        tensor = tensor.pin_memory()
+    return to_device(tensor, device)  # type: ignore[no-any-return]
 
 
 def reset_signal_handlers(worker: int) -> None:

@@ -26,6 +26,7 @@ def look(plan: LaunchPlan, config: DictConfig) -> LaunchPlan:
         "model": OmegaConf.to_container(config.model, resolve=True),
         "plan": OmegaConf.to_container(config.parallel.plan),
         "tp": plan.grid["tp"],
+        "blocks": list(config.parallel.blocks),
     }
     done = subprocess.run(
         [sys.executable, "-m", "slurm_train.train.inspect_model"],

@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from math import gcd
 
 from omegaconf import DictConfig
 
 from slurm_train.data.facts import DataFacts
 from slurm_train.errors import Fault
-from slurm_train.models.facts import Layer, ModelFacts
+from slurm_train.models.layers import SHARDED_SIZE, Layer, ModelFacts, pattern
 from slurm_train.topology.grid import Grid
+from slurm_train.topology.microbatches import nearest
+
+_SHOWN = 4
+"""How many sizes one fault names."""
 
 
 def layout_faults(parallel: DictConfig, grid: Grid) -> Iterator[Fault]:
-    """The named layout against the sizes of its axes."""
-    size = grid.world_size
-    if parallel.name == "ddp" and grid.tp > 1:
-        yield Fault(f"parallel.tp={grid.tp}", "the layout ddp has no tensor parallelism", "use parallel=tp")
-    elif grid.tp > 1 and grid.dp_replicate > 1:
-        yield Fault(
-            f"parallel.tp={grid.tp}",
-            f"together with dp_replicate={grid.dp_replicate} it is not in this version",
-            f"use parallel=tp parallel.tp={size}, or parallel=ddp",
-        )
+    """The named layout against the sizes of its axes.
+
+    Any axis can be set beside a preset; only ddp says by its name that every rank has the whole model.
+    """
+    if parallel.name != "ddp":
+        return
+    replicas = grid.dp_replicate > 1
+    better = {
+        "pp": ("pipeline", "pp"),
+        "dp_shard": ("sharding", "hsdp" if replicas else "fsdp"),
+        "tp": ("tensor parallelism", "ddp_tp" if replicas else "tp"),
+    }
+    for axis, (what, name) in better.items():
+        if (size := grid.axes()[axis]) > 1:
+            yield Fault(f"parallel.{axis}={size}", f"the layout ddp has no {what}", f"use parallel={name}")
 
 
 def batch_faults(train: DictConfig, grid: Grid) -> Iterator[Fault]:
-    """The global batch against the data ranks."""
+    """The global batch against the data ranks, and its parts against a rank's share."""
     ranks, size = grid.data_ranks, train.batch_size
     if size % ranks:
         below, above = size // ranks * ranks, -(-size // ranks) * ranks
         near = f"{below} or {above}" if below else f"{above}"
         yield Fault(
             f"train.batch_size={size}", f"the global batch is not divisible by the {ranks} data ranks", f"use {near}"
+        )
+    elif grid.pp == 1 and train.micro_batch is not None and train.micro_batch > size // ranks:
+        share = f"{size} / {ranks} data ranks = {size // ranks}"
+        yield Fault(
+            f"train.micro_batch={train.micro_batch}",
+            f"is more than a data rank's share of the global batch, {share}",
+            f"use at most {size // ranks}",
         )
 
 
@@ -64,42 +82,96 @@ def _training_samples(train: DictConfig, data: DataFacts) -> int:
     return samples - (max(1, round(samples * part)) if part < 1 else int(part))
 
 
+def sequence_length(model: ModelFacts, data: DataFacts | None) -> int | None:
+    """Tokens of a training sequence: the data's, where they are known, else the longest that the model takes."""
+    if model.length is None or data is None or len(data.sample_shape) != 1:
+        return model.length
+    return data.sample_shape[0]
+
+
+def length_faults(model: ModelFacts, data: DataFacts) -> Iterator[Fault]:
+    """The data's sequences against the longest that the model takes."""
+    length = sequence_length(model, data)
+    if model.length is not None and length is not None and length > model.length:
+        yield Fault(f"model.length={model.length}", f"the data's sequences have {length} tokens", f"use {length}")
+
+
 def tp_plan(parallel: DictConfig, model: ModelFacts) -> dict[str, str]:
-    """Layer name -> style: what `parallel.plan` says, else what the model declares."""
-    if not parallel.plan:
-        return model.tp_plan
+    """Layer name -> style: what `parallel.plan` says, else what the model declares; a later pattern wins."""
     return {
         layer.name: style
-        for pattern, style in parallel.plan.items()
+        for wanted, style in (parallel.plan or model.tp_plan).items()
         for layer in model.layers
-        if fnmatchcase(layer.name, pattern)
+        if fnmatchcase(layer.name, wanted)
     }
 
 
-def tp_faults(parallel: DictConfig, model: ModelFacts, tp: int) -> Iterator[Fault]:
-    """The tensor-parallel plan against the model's layers."""
+def planned(model: ModelFacts, plan: dict[str, str]) -> list[Layer]:
+    """The layers that a plan shards, each with the style that the plan gives it."""
+    return [
+        replace(layer, style=plan[layer.name]) for layer in model.layers if plan.get(layer.name, "") in SHARDED_SIZE
+    ]
+
+
+def tp_faults(parallel: DictConfig, model: ModelFacts, tp: int, length: int | None) -> Iterator[Fault]:
+    """The tensor-parallel plan against the model's layers.
+
+    Args:
+        parallel: the layout.
+        model: the model.
+        tp: tensor-parallel ranks.
+        length: tokens of a sequence, as `sequence_length` gives it.
+    """
     if tp == 1:
         return
-    names = ", ".join(layer.name for layer in model.layers)
-    for pattern in parallel.plan:
-        if not any(fnmatchcase(layer.name, pattern) for layer in model.layers):
-            yield Fault(f"parallel.plan.{pattern}", "matches no linear layer of the model", f"they are {names}")
-    plan = tp_plan(parallel, model)
-    if not plan and not parallel.plan:
+    names = ", ".join(dict.fromkeys(map(_shown_name, model.layers)))
+    for wanted, style in parallel.plan.items():
+        if style in SHARDED_SIZE and not any(fnmatchcase(layer.name, wanted) for layer in model.layers):
+            yield Fault(f"parallel.plan.{wanted}", "matches no linear layer of the model", f"they are {names}")
+    layers = planned(model, tp_plan(parallel, model))
+    if not layers and not parallel.plan:
         yield Fault(f"parallel.tp={tp}", "the model has no layer to shard", "use parallel=ddp")
-    uneven = [(layer, *layer.sharded_size) for layer in planned(model, plan) if layer.sharded_size]
-    uneven = [(layer, name, size) for layer, name, size in uneven if size % tp]
+    yield from _style_faults(parallel, model)
+    sizes = _sizes(parallel, model, layers, length)
+    uneven = {text: size for text, size in sizes.items() if size % tp}
     if uneven:
-        parts = " and ".join(f"the {size} {name} of {layer.name} ({layer.style})" for layer, name, size in uneven)
-        sizes = " and ".join(dict.fromkeys(str(size) for *_, size in uneven))
-        near = f"use a tp that divides {sizes}, or sizes that {tp} divides"
-        yield Fault(f"parallel.tp={tp}", f"does not divide {parts}", near)
+        texts = list(uneven)
+        more = [f"{len(texts) - _SHOWN} more sizes"] if len(texts) > _SHOWN else []
+        common = gcd(*sizes.values())
+        near = nearest(tp, [n for n in range(1, common + 1) if common % n == 0])
+        yield Fault(
+            f"parallel.tp={tp}",
+            f"does not divide {_listed(texts[:_SHOWN] + more)}",
+            f"use a tp of {near}, or sizes that {tp} divides",
+        )
 
 
-def planned(model: ModelFacts, plan: dict[str, str]) -> list[Layer]:
-    """The layers in a plan, each with the style that the plan gives it."""
-    return [
-        Layer(layer.name, layer.in_features, layer.out_features, plan[layer.name])
-        for layer in model.layers
-        if layer.name in plan
-    ]
+def _listed(texts: list[str]) -> str:
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else texts[0]
+
+
+def _sizes(parallel: DictConfig, model: ModelFacts, layers: list[Layer], length: int | None) -> dict[str, int]:
+    """What the tensor-parallel ranks must divide: in words -> size."""
+    sizes: dict[str, int] = {}
+    if not parallel.plan:  # another plan may leave the heads whole
+        sizes |= {f"the {size} {what}": size for what, size in model.divides.items()}
+    if parallel.sequence and length is not None:
+        sizes[f"the {length} tokens of a sequence"] = length
+    for layer in layers:
+        side = SHARDED_SIZE[layer.style]
+        sizes[f"the {getattr(layer, side)} {side} of {_shown_name(layer)} ({layer.style})"] = getattr(layer, side)
+    return sizes
+
+
+def _shown_name(layer: Layer) -> str:
+    """One name for the layers that are alike in each block."""
+    return layer.name if layer.block is None else pattern(layer.name)
+
+
+def _style_faults(parallel: DictConfig, model: ModelFacts) -> Iterator[Fault]:
+    """What takes a plan with certain styles."""
+    plan = parallel.plan or model.tp_plan
+    for name, styles in {"sequence": ("sequence", "rowwise_scatter", "gather"), "loss_parallel": ("head",)}.items():
+        if parallel[name] and plan and not {*styles} & {*plan.values()}:
+            key, which = f"parallel.{name}=true", " or ".join(styles)
+            yield Fault(key, f"the model's tensor-parallel plan has no module of style {which}", "leave it out")

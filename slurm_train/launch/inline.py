@@ -28,7 +28,7 @@ def run(plan: LaunchPlan, config_yaml: str) -> dict[str, Any]:
     """
     settings = Settings(config_yaml, plan.to_json())
     try:
-        return Task(plan.run_dir, plan.verb, settings, create=not plan.continues, live=True)()
+        return Task(plan.run_dir, plan.verb, settings, create=not plan.continues, live=True, options=plan.options)()
     except Saved as saved:
         made = Path(plan.run_dir, "config.yaml").exists()  # not if it was stopped before
         remedy = f"go on with: {resume_command(plan.verb, Path(plan.run_dir))}" if made else ""

@@ -14,14 +14,17 @@ from typing import Any, TypeVar
 
 from omegaconf import DictConfig
 
-from slurm_train.config.checks import check, unchecked
+from slurm_train.config.checks import check, file_faults, unchecked
 from slurm_train.config.compose import Composed
 from slurm_train.data.facts import DataFacts, data_facts
 from slurm_train.errors import ConfigError, Fault, GridError, SlurmTrainError
 from slurm_train.launch import fit, request
+from slurm_train.launch.costs import costs
 from slurm_train.launch.script import Script
+from slurm_train.launch.stages import pipeline_faults
 from slurm_train.launch.world import PlannedWorld, plan_world, rank_environment, threads
-from slurm_train.models.facts import ModelFacts, model_facts
+from slurm_train.models.facts import model_facts
+from slurm_train.models.layers import ModelFacts
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.topology.grid import AXES, Grid, solve
 from slurm_train.topology.jobs import restart_count, run_identity
@@ -45,7 +48,7 @@ class LaunchPlan:
     """A run, ready to be started. All of it is plain data: see `to_json`."""
 
     verb: str
-    """train or evaluate."""
+    """train, evaluate, generate or verify."""
 
     launcher: str
     """local, inline or slurm."""
@@ -93,12 +96,18 @@ class LaunchPlan:
     data: Mapping[str, Any] | None
     """Source, number of samples, shape; None where the data set is not known."""
 
+    costs: Mapping[str, Any] | None = None
+    """What a step costs (see slurm_train.launch.costs.Costs); None where the model is not known."""
+
     ranks: tuple[RankPlace, ...] = ()
     unchecked: tuple[str, ...] = ()
     """What could not be checked, a line each."""
 
     warnings: tuple[str, ...] = ()
     """What is allowed but seldom meant, a line each."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of generate or verify."""
 
     script: str = ""
     """Slurm: the whole text of submission.sh."""
@@ -137,15 +146,20 @@ class _Findings:
 
 
 def make_plan(
-    composed: Composed, env: Mapping[str, str], verb: str = "train", existing: RunDirectory | None = None
+    composed: Composed,
+    env: Mapping[str, str],
+    verb: str = "train",
+    existing: RunDirectory | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> LaunchPlan:
     """Plan a run. Makes, starts and imports nothing.
 
     Args:
         composed: the configuration.
         env: the environment of this process.
-        verb: train or evaluate.
+        verb: train, evaluate, generate or verify.
         existing: the run directory to go on in; None for a new run.
+        options: arguments of the verb, such as the prompt of generate.
 
     Raises:
         ConfigError: all faults.
@@ -167,8 +181,14 @@ def make_plan(
         findings.note(fit.sample_faults(config.train, data))
     model = findings.trying(_model_facts, config) if sound else None
     if model and grid:
-        findings.note(fit.tp_faults(config.parallel, model, grid.tp))
+        findings.note(fit.tp_faults(config.parallel, model, grid.tp, fit.sequence_length(model, data)))
+    if model and data:
+        findings.note(fit.length_faults(model, data))
+    if grid:
+        findings.note(pipeline_faults(config, grid, model))
     place = findings.trying(_place, config, env, world.launcher if world else "", existing)
+    if sound and place and not place[2]:
+        findings.note(file_faults(config, cwd))
     count = findings.trying(threads, config, env, world) if world else None
     environment = findings.trying(rank_environment, config, env, world) if world else None
     if world and world.launcher == "slurm":
@@ -185,6 +205,7 @@ def make_plan(
         warned = request.warnings(config, world, grid, str(place[1]), cwd, env)
     return LaunchPlan(
         verb=verb,
+        options=dict(options or {}),
         launcher=world.launcher,
         launcher_reason=world.reason,
         run_id=place[0],
@@ -211,6 +232,7 @@ def make_plan(
         parameters=model.parameters if model else None,
         layers=_layers(config, model, grid) if model else (),
         data=_data(data) if data else None,
+        costs=asdict(costs(config, model, grid, data)) if model else None,
         ranks=tuple(_ranks(world, grid)),
         unchecked=tuple(_notes(config, (cwd, *config_dirs), model, data)),
         warnings=tuple(warned),

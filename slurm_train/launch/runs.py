@@ -79,7 +79,7 @@ def is_finished(run: RunDirectory) -> bool:
     for event in run.events():
         if event["event"] == "done":
             finished = True
-        elif event["event"] == "submitted" and event.get("verb") != "evaluate":
+        elif event["event"] == "submitted" and event.get("verb", "train") == "train":
             finished = False
     return finished
 
@@ -106,4 +106,6 @@ def resume_again(launcher: str, run: str | Path) -> str:
 
 def resume_command(verb: str, path: Path) -> str:
     """What to type to go on with a run."""
+    if verb == "verify":  # of which there is nothing to go on with
+        return "the same command"
     return f"python -m slurm_train {'resume' if verb == 'train' else verb} {shlex.quote(str(path))}"

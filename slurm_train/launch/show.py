@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from slurm_train.launch.plan import LaunchPlan
+from slurm_train.models.layers import SHARDED_SIZE, pattern
 from slurm_train.report.summary import duration
 
 SHOWN_RANKS = 16
@@ -18,6 +20,8 @@ def show(plan: LaunchPlan) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
     lines += ["", *_ranks(plan)]
+    if plan.costs:
+        lines += ["", "costs of a step, estimated", *_costs(plan, plan.costs)]
     if plan.layers:
         lines += ["", "tensor-parallel layers", *_layers(plan)]
     if plan.warnings:
@@ -78,13 +82,51 @@ def _ranks(plan: LaunchPlan) -> Iterable[str]:
     return _table(rows)
 
 
+def _costs(plan: LaunchPlan, costs: Mapping[str, Any]) -> Iterable[str]:
+    """Memory and communication are those of the rank that needs most."""
+    rows = []
+    held = costs["rank_parameters"]
+    if held is not None:
+        rows.append(["parameters", f"{held:,} a rank, of {costs['parameters']:,}"])
+    if costs["micro_batches"] > 1:
+        idle = f", a rank waits {costs['idle']:.0%} of the time" if plan.grid["pp"] > 1 else ""
+        rows.append(["micro-batches", f"{costs['micro_batches']} of {costs['micro_batch']} samples{idle}"])
+    rows.append(["arithmetic", f"{costs['flops']:.3g} FLOPs over all ranks"])
+    if costs["memory"]:
+        known = {kind: size for kind, size in costs["memory"].items() if size}
+        unknown = "".join(f", {kind} not known" for kind, size in costs["memory"].items() if size is None)
+        terms = " + ".join(f"{kind} {bytes_text(size)}" for kind, size in known.items())
+        rows.append(["memory", f"{bytes_text(sum(known.values()))} a rank{unknown}:"])
+        rows.append(["", terms])
+        if costs["offload"]:
+            rows.append(["", "of these weights, gradients and optimizer in the host's memory"])
+    for axis, size in costs["traffic"].items():
+        rows.append([f"along {axis}", f"{bytes_text(size)} sent a rank"])
+    return _table(rows)
+
+
+def bytes_text(size: int) -> str:
+    """A number of bytes in the largest unit that leaves at least 1, such as "1.5 GiB"."""
+    value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"
+
+
 def _layers(plan: LaunchPlan) -> Iterable[str]:
+    """One row for all blocks where a layer is alike in each."""
     tp = plan.grid["tp"]
-    rows = [["layer", "in x out", "style", "a rank holds"]]
+    alike: dict[tuple[str, ...], list[str]] = {}
     for layer in plan.layers:
-        size_in, size_out = layer["in_features"], layer["out_features"]
-        shard = (size_in, size_out // tp) if layer["style"] == "colwise" else (size_in // tp, size_out)
-        rows.append([layer["name"], f"{size_in} x {size_out}", layer["style"], f"{shard[0]} x {shard[1]}"])
+        sizes = {side: layer[side] for side in ("in_features", "out_features")}
+        divided = SHARDED_SIZE.get(layer["style"])
+        held = {side: size // tp if side == divided else size for side, size in sizes.items()}
+        row = tuple(" x ".join(map(str, pair.values())) for pair in (sizes, held))
+        alike.setdefault((pattern(layer["name"]), row[0], layer["style"], row[1]), []).append(layer["name"])
+    rows = [["layer", "in x out", "style", "a rank holds"]]
+    for (common, size, style, held_size), names in alike.items():
+        name = names[0] if len(names) == 1 else f"{common} ({len(names)})"
+        rows.append([name, size, style, held_size])
     return _table(rows)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -15,6 +16,7 @@ from slurm_train.data.facts import FASHION_MNIST
 from slurm_train.data.sources import settle
 from slurm_train.errors import EXIT_OK, Interrupted, Saved, SlurmTrainError, UserError
 from slurm_train.launch import queue
+from slurm_train.launch.children import ask
 from slurm_train.launch.plan import LaunchPlan, make_plan, new_run_id
 from slurm_train.launch.runs import extends, find_run, is_finished
 from slurm_train.launch.state import attempt_state
@@ -56,6 +58,46 @@ def evaluate(name: str, overrides: Sequence[str], config_dirs: Sequence[str] = (
     """Evaluate the newest checkpoint of a run on the test data. The run's own files stay as they are."""
     run, composed = _saved(name, overrides, config_dirs)
     _go(make_plan(composed, os.environ, verb="evaluate", existing=run), composed)
+
+
+def generate(
+    name: str, overrides: Sequence[str], config_dirs: Sequence[str] = (), options: Mapping[str, Any] | None = None
+) -> None:
+    """Let the newest checkpoint of a language model go on with a text. The run's own files stay as they are.
+
+    Args:
+        name: the run.
+        overrides: as typed, such as another layout.
+        config_dirs: the user's config directories.
+        options: prompt, tokens, temperature, top_k, seed; see slurm_train.train.generate.
+    """
+    run, composed = _saved(name, overrides, config_dirs)
+    _go(make_plan(composed, os.environ, "generate", run, options), composed)
+
+
+def verify(overrides: Sequence[str], config_dirs: Sequence[str] = (), steps: int = 10) -> None:
+    """Compare a layout with one process; see slurm_train.train.verify.
+
+    Args:
+        overrides: as typed.
+        config_dirs: the user's config directories.
+        steps: optimizer steps.
+    """
+    composed = compose(overrides, config_dirs)
+    _go(make_plan(composed, os.environ, "verify", options={"steps": steps}), composed)
+
+
+def export(name: str, output: str, ema: bool = False, checkpoint: str = "") -> str:
+    """Write the weights of a run to one file; returns a line about it.
+
+    Args:
+        name: the run.
+        output: a new file: .safetensors, .pt or .pth.
+        ema: the averaged weights.
+        checkpoint: name of one, such as step_000100; "" for the newest.
+    """
+    question = {"run": str(find_run(name).path), "output": output, "ema": ema, "checkpoint": checkpoint}
+    return str(ask("slurm_train.train.export", question, "the checkpoint")["line"])
 
 
 def sweep(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
@@ -169,7 +211,7 @@ def _go(plan: LaunchPlan, composed: Composed) -> str:
     _settle_data(composed.config)
     text = dump(composed.config)
     settings = Settings(text, plan.to_json()) if plan.continues else None
-    task = Task(plan.run_dir, plan.verb, settings, live=plan.launcher == "slurm")
+    task = Task(plan.run_dir, plan.verb, settings, live=plan.launcher == "slurm", options=plan.options)
     if plan.launcher == "slurm":
         return f"job {_submit(plan, text, task)}"
     directory = _directory(plan, text)
@@ -196,7 +238,7 @@ def _directory(plan: LaunchPlan, text: str) -> RunDirectory:
     if not plan.continues:
         return RunDirectory.create(plan.run_dir, text, plan.to_json(), plan.script)
     directory = RunDirectory.open(plan.run_dir)
-    if plan.verb != "evaluate":
+    if plan.verb == "train":
         directory.replace(text, plan.to_json(), plan.script)
     return directory
 
@@ -226,7 +268,7 @@ def _submit(plan: LaunchPlan, text: str, task: Task) -> str:
 def _go_inline(plan: LaunchPlan, text: str) -> None:
     from slurm_train.launch import inline
 
-    if plan.continues and plan.verb != "evaluate" and _is_main(plan):
+    if plan.continues and plan.verb == "train" and _is_main(plan):
         directory = RunDirectory.open(plan.run_dir)
         directory.replace(text, plan.to_json())
         directory.append_event("submitted", launcher="inline", world_size=plan.world_size, verb=plan.verb)

@@ -42,6 +42,41 @@ def bound(verb: str, config_dirs: Sequence[str]) -> Callable[..., int | None]:
 
         start.evaluate(run, overrides or [], config_dirs)
 
+    def generate(
+        run: Run,
+        overrides: Overrides = None,
+        prompt: Annotated[str, typer.Option("--prompt", help="How the text begins.")] = "def ",
+        tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many tokens to add.")] = 200,
+        temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest.")] = 1.0,
+        top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Draw among so many likeliest.")] = None,
+        seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")] = 0,
+    ) -> None:
+        """Let a run's language model go on with a text."""
+        from slurm_train.launch import start
+
+        options = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+        start.generate(run, overrides or [], config_dirs, options)
+
+    def verify(
+        overrides: Overrides = None,
+        steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to compare.")] = 10,
+    ) -> None:
+        """Compare a layout with one process, in lock step on the same data."""
+        from slurm_train.launch import start
+
+        start.verify(overrides or [], config_dirs, steps)
+
+    def export(
+        run: Run,
+        output: Annotated[str, typer.Argument(metavar="FILE", help="A new .safetensors, .pt or .pth file.")],
+        ema: Annotated[bool, typer.Option("--ema", help="The averaged weights.")] = False,
+        checkpoint: Annotated[str, typer.Option("--checkpoint", help="Another than the newest: step_000100.")] = "",
+    ) -> None:
+        """Write the weights of a run to one file, for use without this project."""
+        from slurm_train.launch import start
+
+        print(start.export(run, output, ema, checkpoint))
+
     def status(
         run: Annotated[str, typer.Argument(metavar="[RUN]", help="This run alone, in full.", show_default=False)] = "",
         everything: Annotated[bool, typer.Option("--all", help="Not only the newest 20 runs.")] = False,
@@ -78,6 +113,9 @@ def bound(verb: str, config_dirs: Sequence[str]) -> Callable[..., int | None]:
         "plan": plan,
         "resume": resume,
         "evaluate": evaluate,
+        "generate": generate,
+        "verify": verify,
+        "export": export,
         "status": status,
         "logs": logs,
         "cancel": cancel,

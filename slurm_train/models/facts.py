@@ -6,52 +6,11 @@ The modules build themselves from the same functions, so that plan and model can
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_train.errors import ConfigError, Fault
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A linear layer: its module name, its sizes, and its tensor-parallel style.
-
-    `style` is colwise (the output features are sharded), rowwise (the input features are sharded) or "" (replicated).
-    """
-
-    name: str
-    in_features: int
-    out_features: int
-    style: str = ""
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights and biases."""
-        return (self.in_features + 1) * self.out_features
-
-    @property
-    def sharded_size(self) -> tuple[str, int] | None:
-        """Which dimension tensor parallelism divides, and its size; None for a replicated layer."""
-        sizes = {"colwise": ("out_features", self.out_features), "rowwise": ("in_features", self.in_features)}
-        return sizes.get(self.style)
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """Number of parameters, the linear layers, and the parameters that are not in linear layers."""
-
-    layers: tuple[Layer, ...]
-    other_parameters: int = 0
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of the whole model."""
-        return self.other_parameters + sum(layer.parameters for layer in self.layers)
-
-    @property
-    def tp_plan(self) -> dict[str, str]:
-        """The tensor-parallel plan: module name -> style, for the layers that have one."""
-        return {layer.name: layer.style for layer in self.layers if layer.style}
+from slurm_train.models.layers import Layer, ModelFacts
+from slurm_train.models.transformer_facts import transformer_facts
 
 
 def mlp_facts(
@@ -72,8 +31,10 @@ def mlp_facts(
 def cnn_facts(channels: int = 16, width: int = 128, classes: int = 10, dropout: float = 0.0) -> ModelFacts:
     """The layers of `slurm_train.models.cnn.CNN`: the convolutions are replicated, the two linear layers are a pair."""
     convolutions = (9 + 1) * channels + (9 * channels + 1) * 2 * channels
+    products = 28 * 28 * 9 * channels + 14 * 14 * 9 * channels * 2 * channels
     hidden = Layer("hidden", 2 * channels * 7 * 7, width, "colwise")
-    return ModelFacts((hidden, Layer("head", width, classes, "rowwise")), convolutions)
+    head = Layer("head", width, classes, "rowwise")
+    return ModelFacts((hidden, head), convolutions, other_products=products)
 
 
 def linear_regression_facts(features: int = 1) -> ModelFacts:
@@ -85,10 +46,18 @@ FACTS: Mapping[str, Callable[..., ModelFacts]] = {
     "slurm_train.models.mlp.MLP": mlp_facts,
     "slurm_train.models.cnn.CNN": cnn_facts,
     "slurm_train.models.linear_regression.LinearRegression": linear_regression_facts,
+    "slurm_train.models.transformer.Transformer": transformer_facts,
 }
 
 _LEAST = {"in_features": 1, "width": 1, "depth": 0, "classes": 1, "channels": 1, "features": 1}
+_LEAST |= {"vocabulary": 1, "heads": 1, "kv_heads": 1, "hidden": 1, "length": 1}
 """The arguments that count something, and the least that each may be."""
+
+_OPTIONAL = ("kv_heads", "hidden")
+"""Those that may be null."""
+
+INIT_FROM = "init_from"
+"""A key of every model's configuration that is no argument of the model: a file of weights to start from."""
 
 
 def model_facts(config: Mapping[str, Any]) -> ModelFacts | None:
@@ -98,7 +67,7 @@ def model_facts(config: Mapping[str, Any]) -> ModelFacts | None:
         config: `_target_` and the model's arguments.
 
     Raises:
-        ConfigError: an argument that counts something is no such number.
+        ConfigError: an argument that counts something is no such number, or two sizes do not fit each other.
     """
     facts = FACTS.get(str(config.get("_target_")))
     if facts is None:
@@ -106,8 +75,13 @@ def model_facts(config: Mapping[str, Any]) -> ModelFacts | None:
     faults = [
         Fault(f"model.{name}={config[name]}", f"must be a whole number of at least {least}")
         for name, least in _LEAST.items()
-        if name in config and not (type(config[name]) is int and config[name] >= least)
+        if name in config and not (config[name] is None and name in _OPTIONAL) and not _counts(config[name], least)
     ]
     if faults:
         raise ConfigError(faults)
-    return facts(**{str(key): value for key, value in config.items() if not str(key).startswith("_")})
+    skipped = {str(key) for key in config if str(key).startswith("_")} | {INIT_FROM}
+    return facts(**{str(key): value for key, value in config.items() if str(key) not in skipped})
+
+
+def _counts(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least

@@ -80,10 +80,12 @@ def solve(world_size: int, *, pp: int = 1, dp_replicate: int = 1, dp_shard: int 
     shown = " x ".join(factors) or "1"
     if open_axes:
         if world_size % fixed:
+            below = world_size // fixed * fixed
+            near = f"{below} or {below + fixed}" if below else f"{fixed}"
             raise GridError(
                 f"{shown}: the fixed axes take {fixed} ranks, which does not divide the world of {world_size}",
                 f"parallel.{_largest(sizes)}",
-                f"take a multiple of {fixed} ranks, or divisors of {world_size}",
+                f"start {near} ranks (launcher.nodes x launcher.tasks_per_node), or take divisors of {world_size}",
             )
         sizes[open_axes[0]] = world_size // fixed
     elif fixed != world_size:

@@ -1,134 +1,207 @@
-"""Checkpoints: whole states under plain names, written beside and renamed, the newest good one found again.
+"""Checkpoints: states under plain names, written beside and renamed, the newest good one found again.
 
-A checkpoint is the state of a single process, whatever layout wrote it: sharded parameters are gathered, DDP's prefix
-is taken off, so that it loads under any layout and world size.
+A checkpoint knows no layout. Every rank writes its own shards, a tensor is found by its name in the whole model, and
+each rank of another layout reads the parts that it needs. A directory step_<number> holds the shards, what else the
+trainer keeps (trainer.pt), and a manifest of checksums.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+import torch.distributed as dist
+from torch import Tensor
 
 from slurm_train.errors import CheckpointError
 from slurm_train.train.process import World
+from slurm_train.train.saver import Background, Staging
+from slurm_train.train.shards import METADATA, ShardsError, read_outline, read_shards, write_shards
 
-STATE, MANIFEST = "state.pt", "manifest.json"
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-LENIENT = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
+TRAINER, MANIFEST = "trainer.pt", "manifest.json"
+COPY_AHEAD = 10_000_000
 
-
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Weights and optimizer state, whole and on the CPU. Collective; complete on rank 0 only."""
-    return {
-        "model": get_model_state_dict(model, options=WHOLE),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=WHOLE),
-    }
-
-
-def load_model(model: nn.Module, state: dict[str, Any]) -> None:
-    """Load whole weights into a model of any layout. Collective.
-
-    Raises:
-        CheckpointError: names or shapes do not fit the model.
-    """
-    try:
-        set_model_state_dict(model, state["model"], options=WHOLE)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"the checkpoint does not fit the model: {reason}") from None
-
-
-def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load whole optimizer state, by parameter name. Collective.
-
-    Learning rate and the like stay those of the configuration, so that they can be changed on a resume.
-    """
-    if not state["optimizer"]["state"]:  # plain SGD has none, and torch cannot load none
-        return
-    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    try:
-        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=LENIENT)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"the checkpoint does not fit the optimizer: {reason}") from None
-    for name, parameter in model.named_parameters():
-        if name.removeprefix("module.") not in state["optimizer"]["state"]:
-            optimizer.state.pop(parameter, None)  # it had none: it never got a gradient
-    for group, own in zip(optimizer.param_groups, options, strict=True):
-        group.update(own)
+_T = TypeVar("_T")
 
 
 class CheckpointStore:
-    """The checkpoints of one run: directories `step_<number>`, each with its state and a manifest of checksums.
+    """The checkpoints of one run. Constructed by all ranks together.
 
     Args:
-        directory: where they lie.
-        world: all ranks; rank 0 writes and reads the directory.
+        directory: where they lie; all ranks see it.
+        world: all ranks; None for this process alone.
         keep: how many of the newest to keep; 0 keeps all.
+        background: let `save` return when the state is copied, and write the copy in a thread.
     """
 
-    def __init__(self, directory: Path, world: World, keep: int = 0) -> None:
+    def __init__(self, directory: Path, world: World | None = None, keep: int = 0, background: bool = False) -> None:
         self.directory = directory
-        self._world = world
+        self._alone = world is None or world.store is None
+        self._is_main = world is None or world.is_main
         self._keep = keep
+        self._staging = Staging() if background else None
+        self._background = Background()
+        # A thread must not share a group with the training that goes on beside it.
+        own_group = background and not self._alone
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if own_group else None
 
-    def save(self, step: int, state: dict[str, Any]) -> Path:
-        """Write a checkpoint; it appears under its name only when it is whole and on disk.
+    def save(self, step: int, tensors: Mapping[str, Tensor], extra: Mapping[str, Any]) -> Path:
+        """Write a checkpoint; it appears under its name only when it is whole and on disk. Collective.
 
-        All ranks wait until rank 0 has written it, so that none ends, and takes the job with it, before.
+        All ranks wait until it is there, so that none ends, and takes the job with it, before; in the background,
+        `wait` does.
+
+        Args:
+            step: its number.
+            tensors: this rank's tensors by their names in the whole state, as `state.tensors_of` gives them.
+            extra: small plain values to be read back by `extra`; those of rank 0 are written.
+
+        Returns:
+            where it lies, or will lie.
+
+        Raises:
+            CheckpointError: on all ranks alike, whichever could not write; also that of an earlier save.
         """
         path = self.directory / f"step_{step:06d}"
-        if self._world.is_main:
-            beside = self.directory / f".step_{step:06d}.tmp"
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
-            with (beside / STATE).open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            with (beside / MANIFEST).open("w") as file:
-                json.dump({"step": step, "files": {STATE: _sha256(beside / STATE)}}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            aside = self.directory / f".step_{step:06d}.old"
-            shutil.rmtree(aside, ignore_errors=True)
-            if path.exists():  # written again after a resume from an older one
-                path.rename(aside)
-            beside.rename(path)
-            shutil.rmtree(aside, ignore_errors=True)
-            self._remove_old(path)
-        self._world.barrier()
+        self.wait()
+        if self._staging is None:
+            return self._write(path, dict(tensors), extra, COPY_AHEAD)
+        staging = self._staging
+        copies: list[tuple[dict[str, Tensor], Mapping[str, Any]]] = []
+        self._together(path, lambda: copies.append((staging.copy(tensors), copy.deepcopy(extra))))
+        self._background.start(lambda: self._write(path, *copies[0], copy_ahead=0))
         return path
+
+    def wait(self) -> Path | None:
+        """Wait for the save that goes on in the background, if there is one; returns where it lies.
+
+        Raises:
+            CheckpointError: it failed, on any rank.
+        """
+        return self._background.wait()
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, and a line for each newer one that is broken. Read by rank 0 only."""
-        broken = []
+        broken: list[str] = []
         for path in reversed(self._paths()):
-            fault = _fault(path)
+            fault = self.fault(path)
             if not fault:
                 return path, broken
             broken.append(f"checkpoint {path.name} is left out: {fault}")
         return None, broken
 
-    def load(self, path: Path) -> dict[str, Any]:
-        """The state in a checkpoint, on the CPU. Runs no code from the file."""
-        state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
-        return state
+    def fault(self, path: Path) -> str:
+        """What is wrong with the files of a checkpoint; empty when it is whole."""
+        try:
+            files = json.loads((path / MANIFEST).read_text())["files"]
+            found = _checksums([path / name for name in files])
+            changed = [name for name, checksum in files.items() if found[name] != checksum]
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).name} is missing"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"its manifest cannot be read ({error})"
+        return f"the checksum of {changed[0]} is wrong" if changed else ""
+
+    def outline(self, path: Path) -> dict[str, Tensor]:
+        """The names in a checkpoint, each with a tensor on the meta device of its whole size and its dtype.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        return _read(path, lambda: read_outline(path))
+
+    def sizes(self, path: Path) -> dict[str, torch.Size]:
+        """The names in a checkpoint, each with its whole size."""
+        return {name: tensor.shape for name, tensor in self.outline(path).items()}
+
+    def load(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Fill tensors, in place, with what lies under their names in a checkpoint. Collective.
+
+        Args:
+            path: the checkpoint.
+            tensors: those that this rank needs, on the CPU or a GPU, whole or as DTensors of any layout.
+
+        Raises:
+            CheckpointError: on all ranks alike; a name is missing, a size differs, or a file cannot be read.
+        """
+        try:
+            read_shards(path, dict(tensors), self._group, self._alone)
+        except ShardsError as error:
+            raise CheckpointError(f"checkpoint {path.name} cannot be loaded: {error}") from None
+
+    def extra(self, path: Path) -> dict[str, Any]:
+        """The plain values in a checkpoint. Runs no code from the file.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        return _read(path, lambda: torch.load(path / TRAINER, map_location="cpu", weights_only=True))
+
+    def _write(self, path: Path, tensors: dict[str, Tensor], extra: Mapping[str, Any], copy_ahead: int) -> Path:
+        beside = path.with_name(f".{path.name}.tmp")
+        self._together(path, lambda: self._make_room(beside, extra))
+        sums = self._together(path, lambda: self._write_shards(beside, tensors, copy_ahead))
+        self._together(path, lambda: self._publish(path, beside, sums))
+        return path
+
+    def _make_room(self, beside: Path, extra: Mapping[str, Any]) -> None:
+        if not self._is_main:
+            return
+        packed = _packed(extra)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        _write_synced(beside / TRAINER, packed)
+
+    def _write_shards(self, beside: Path, tensors: dict[str, Tensor], copy_ahead: int) -> dict[str, str]:
+        """Write this rank's shards. Returns the checksums of the files that it wrote."""
+        write_shards(beside, tensors, self._group, self._alone, copy_ahead)
+        rank = 0 if self._alone else dist.get_rank()
+        written = sorted(beside.glob(f"__{rank}_*"))
+        return _checksums([beside / TRAINER, beside / METADATA, *written] if self._is_main else written)
+
+    def _publish(self, path: Path, beside: Path, sums: list[dict[str, str]]) -> None:
+        if not self._is_main:
+            return
+        files = {name: checksum for of_rank in sums for name, checksum in of_rank.items()}
+        manifest = {"step": int(path.name.removeprefix("step_")), "files": files}
+        _write_synced(beside / MANIFEST, json.dumps(manifest).encode())
+        aside = path.with_name(f".{path.name}.old")
+        shutil.rmtree(aside, ignore_errors=True)
+        if path.exists():  # written again after a resume from an older one
+            path.rename(aside)
+        beside.rename(path)
+        shutil.rmtree(aside, ignore_errors=True)
+        self._remove_old(path)
+
+    def _together(self, path: Path, action: Callable[[], _T]) -> list[_T]:
+        """Act on all ranks and wait for all; what their actions gave, in rank order.
+
+        Raises:
+            CheckpointError: on all ranks, when the action of any of them failed.
+        """
+        outcome: tuple[str, Any]
+        try:
+            outcome = ("", action())
+        except Exception as error:
+            outcome = (" ".join(str(error).split()) or type(error).__name__, None)
+        outcomes = [outcome]
+        if not self._alone:
+            outcomes = [outcome] * dist.get_world_size()
+            dist.all_gather_object(outcomes, outcome, group=self._group)
+        faults = [fault for fault, _ in outcomes if fault]
+        if faults:
+            raise CheckpointError(f"checkpoint {path.name} cannot be written: {faults[0]}")
+        return [given for _, given in outcomes]
 
     def _paths(self) -> list[Path]:
         """All checkpoints, oldest first, by number: step_9000 comes before step_10000."""
@@ -142,21 +215,46 @@ class CheckpointStore:
             shutil.rmtree(path)
 
 
+def _read(path: Path, read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except Exception as error:  # whatever a strange file makes of unpickling
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"checkpoint {path.name} cannot be read: {reason[:300]}") from None
+
+
+def _packed(extra: Mapping[str, Any]) -> bytes:
+    """Plain values as the bytes of a file, which can be read back without running code."""
+    packed = io.BytesIO()
+    torch.save(dict(extra), packed)
+    packed.seek(0)
+    try:
+        torch.load(packed, map_location="cpu", weights_only=True)
+    except Exception as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        raise CheckpointError(
+            f"the state of the trainer or of a callback holds {named[1] if named else 'an object'}",
+            remedy="let state_dict() return plain values and tensors only",
+        ) from None
+    return packed.getvalue()
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _checksums(paths: list[Path]) -> dict[str, str]:
+    """File name -> sha256, of several files at once."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip([path.name for path in paths], pool.map(_sha256, paths), strict=True))
+
+
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _fault(path: Path) -> str:
-    """What is wrong with a checkpoint; empty when it is whole."""
-    try:
-        files = json.loads((path / MANIFEST).read_text())["files"]
-        changed = [name for name, checksum in files.items() if _sha256(path / name) != checksum]
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"its manifest cannot be read ({error})"
-    return f"the checksum of {changed[0]} is wrong" if changed else ""

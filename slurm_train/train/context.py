@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from slurm_train.data.batches import Batch, EvalBatches, TrainBatches
 from slurm_train.errors import Saved
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.topology.grid import Grid
 from slurm_train.train.callbacks import Callbacks
-from slurm_train.train.checkpoint import CheckpointStore, load_model, load_optimizer, training_state
+from slurm_train.train.checkpoint import CheckpointStore
+from slurm_train.train.ema import Ema
 from slurm_train.train.evaluate import evaluate
+from slurm_train.train.export import TIED
+from slurm_train.train.gradients import clip_gradients
 from slurm_train.train.log import RunLog
+from slurm_train.train.loss_scale import LossScale
 from slurm_train.train.losses import LossLog
-from slurm_train.train.parallel import clip_gradients
+from slurm_train.train.mesh import Mesh
+from slurm_train.train.parallel import ParallelModel
 from slurm_train.train.process import World
+from slurm_train.train.profile import Steps
+from slurm_train.train.state import require_fit, restore, tensors_of
+from slurm_train.train.step import Step
 from slurm_train.train.stop import StopFlag
+from slurm_train.train.weights import MicroWeights
 
 
 @dataclass
@@ -47,15 +56,20 @@ class Context:
     A training function is called with it, and does at least this:
 
         for epoch in context.epochs():
-            for inputs, targets, weight in context.batches(epoch):
-                loss = context.loss(context.model(inputs), targets) * weight
-                loss.backward()
-                context.optimizer.step()
-                context.optimizer.zero_grad()
+            for batch in context.batches(epoch):
+                loss = context.forward_backward(batch)
+                context.update()
                 context.step_done(loss)
             context.epoch_done()
 
-    `weight` makes the average over the ranks of their mean losses the mean over the global batch.
+    `forward_backward` knows micro-batches, pipelines and sharded losses. Where a layout has none of these a function
+    may also do that part by itself:
+
+        inputs, targets, weight = batch
+        loss = context.loss(context.model(inputs), targets) * weight
+        loss.backward()
+
+    where `weight` makes the average over the ranks of their mean losses the mean over the global batch.
     """
 
     config: DictConfig
@@ -64,17 +78,20 @@ class Context:
     world: World
     """Rank, local rank, world size, device, and collective helpers."""
 
-    grid: Grid
-    """Sizes of the axes of the device mesh."""
-
-    mesh: DeviceMesh | None
-    """The device mesh; None for a single rank."""
+    mesh: Mesh
+    """The device mesh: sizes of its axes, and this rank's place."""
 
     directory: RunDirectory
     """The run directory. Only rank 0 writes there; `log` and `checkpoints` see to it."""
 
-    model: nn.Module
+    parallel: ParallelModel
     """The model, on the device, parallel already."""
+
+    compute: Step
+    """How the layout computes gradients and outputs."""
+
+    weigh: MicroWeights
+    """How much each micro-batch counts."""
 
     optimizer: torch.optim.Optimizer
     """The optimizer of its parameters."""
@@ -106,6 +123,15 @@ class Context:
     stop: StopFlag
     """Set by a signal; agreed by all ranks in `step_done`."""
 
+    ema: Ema | None = None
+    """The average of the weights, if there is one; it is updated after each step of the optimizer."""
+
+    scale: LossScale | None = None
+    """The scale of the loss under fp16."""
+
+    profile: Steps | None = None
+    """Hears of each step, to trace some of them."""
+
     position: Position = field(default_factory=Position)
     """Steps and epochs done."""
 
@@ -115,7 +141,10 @@ class Context:
     def __post_init__(self) -> None:
         self._clip = self.config.train.grad_clip
         self._limit = self.config.train.max_steps or float("inf")
+        self._save_steps = self.config.train.save_steps
         self._hears_steps = self.callbacks.has("on_step")
+        self._parameters = self.parallel.parameters()
+        self._pp_group = self.mesh.group("pp")
         self._epoch_ended = False
         self._samples = 0.0
         self._since = time.perf_counter()
@@ -123,9 +152,27 @@ class Context:
         self.samples_seen = 0.0
 
     @property
+    def model(self) -> nn.Module:
+        """The model as it is to be called; a pipeline's only by `forward_backward`."""
+        return self.parallel.module
+
+    @property
+    def grid(self) -> Grid:
+        """Sizes of the axes of the device mesh."""
+        return self.mesh.grid
+
+    @property
     def device(self) -> torch.device:
         """The device of this rank."""
         return self.world.device
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run; None if it is not known."""
+        train, per_epoch = self.config.train, self.train.steps_per_epoch
+        if per_epoch is None:
+            return train.max_steps  # type: ignore[no-any-return]
+        return min(per_epoch * train.epochs, train.max_steps or per_epoch * train.epochs)
 
     def epochs(self) -> Iterator[int]:
         """The epochs still to do, from where the checkpoint left off."""
@@ -147,10 +194,29 @@ class Context:
                 break
         self._epoch_ended = self.position.step < self._limit or self.position.batch == self.train.steps_per_epoch
 
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """Add the gradients of a batch to the parameters, in micro-batches, under any layout.
+
+        Returns:
+            a detached scalar whose mean over all ranks is the mean loss of the global batch, for `step_done`.
+        """
+        return self.compute.forward_backward(batch, self.scale.value if self.scale else 1.0)
+
+    def update(self) -> None:
+        """Clip the gradients by train.grad_clip, take a step of the optimizer, and clear the gradients."""
+        if self.scale is None:
+            self.clip_gradients()
+            self.optimizer.step()
+        else:
+            norm = clip_gradients(self._parameters, self._clip, self._pp_group, self.scale.value)
+            if self.scale.update(norm):
+                self.optimizer.step()
+        self.optimizer.zero_grad()
+
     def clip_gradients(self) -> None:
         """Bound the gradient norm by train.grad_clip, where that is set."""
         if self._clip is not None:
-            clip_gradients(self.model, self._clip)
+            clip_gradients(self._parameters, self._clip, self._pp_group)
 
     def step_done(self, loss: Tensor) -> None:
         """Count a step and keep its loss.
@@ -160,10 +226,19 @@ class Context:
         """
         self.position.step += 1
         self.position.batch += 1
+        if self.profile is not None:
+            self.profile.step()
         if self._hears_steps:
             self.callbacks.call("on_step", self)
-        if self.losses.add(loss, self.position.step, self.position.epoch):
-            self._save_and_stop()
+        stopping = self.losses.add(loss, self.position.step, self.position.epoch)
+        due = self._save_steps is not None and self.position.step % self._save_steps == 0
+        if due and not stopping:
+            stopping = self.losses.flush(self.position.step, self.position.epoch)
+        if due or stopping:
+            self.save()
+            self.losses.restart_clock()
+        if stopping:
+            self._leave()
 
     def epoch_done(self) -> None:
         """Validate, tell the callbacks, decide on early stopping, and save a checkpoint."""
@@ -198,8 +273,8 @@ class Context:
         """Loss and accuracy over `batches`, written to the metrics as <name>_loss and <name>_accuracy."""
         if batches is None:
             return {}
-        counts = self.grid.coordinates(self.world.info.rank)["tp"] == 0
-        results = evaluate(self.model, batches, self.loss, self.world, counts)
+        with self.ema.swapped(self.model) if self.ema else nullcontext():
+            results = evaluate(self.parallel, self.compute, batches, self.loss, self.weigh, self.world)
         metrics = {f"{name}_{key}": value for key, value in results.items()}
         epoch = self.position.epoch
         self.log.metrics([{"step": self.position.step, "epoch": epoch, **metrics, "time": time.time()}])
@@ -207,30 +282,55 @@ class Context:
 
     def save(self) -> None:
         """Save a checkpoint of this moment. Collective."""
-        state = training_state(self.model, self.optimizer)
-        state["position"] = vars(self.position).copy()
-        state["callbacks"] = self.callbacks.state_dict()
-        state["random"] = self.world.gather(random_state(self.device))
-        path = self.checkpoints.save(self.position.step, state)
+        self.parallel.agree_on_buffers()
+        extra = {
+            "position": vars(self.position).copy(),
+            "callbacks": self.callbacks.state_dict(),
+            "random": self.world.gather(random_state(self.device)),
+            "scale": self.scale.state_dict() if self.scale else {},
+            TIED: dict(self.parallel.whole.aliases),
+        }
+        ema = self.ema.tensors() if self.ema else None
+        tensors = tensors_of(*self._tensors(), self.optimizer, ema)
+        path = self.checkpoints.save(self.position.step, tensors, extra)
         self.log.event("saved", step=self.position.step, path=str(path))
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state. Collective."""
-        load_model(self.model, state)
-        load_optimizer(self.model, self.optimizer, state)
-        self.position = Position(**state["position"])
-        self.callbacks.load_state_dict(state["callbacks"])
-        if len(state["random"]) == self.world.info.world_size:
-            set_random_state(state["random"][self.world.info.rank], self.device)
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint. Collective.
+
+        Raises:
+            UserError: it is of another model or optimizer.
+        """
+        require_fit(self.checkpoints.sizes(path), self.parallel.whole.shapes)
+        ema = self.ema.tensors() if self.ema else None
+        restore(self.checkpoints, path, *self._tensors(), self.optimizer, ema)
+        extra = self.checkpoints.extra(path)
+        self.position = Position(**extra["position"])
+        self.callbacks.load_state_dict(extra["callbacks"])
+        if self.scale and extra["scale"]:
+            self.scale.load_state_dict(extra["scale"])
+        if len(extra["random"]) == self.world.info.world_size:
+            set_random_state(extra["random"][self.world.info.rank], self.device)
+
+    def restore_model(self, path: Path) -> None:
+        """Take the weights of a checkpoint, and its place; the optimizer stays as it is. Collective.
+
+        Raises:
+            UserError: it is of another model.
+        """
+        require_fit(self.checkpoints.sizes(path), self.parallel.whole.shapes)
+        restore(self.checkpoints, path, *self._tensors(), None, self.ema.tensors() if self.ema else None)
+        self.position = Position(**self.checkpoints.extra(path)["position"])
+
+    def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """This rank's parameters and persistent buffers by the whole model's names."""
+        return dict(self.parallel.named_parameters()), dict(self.parallel.named_buffers())
 
     def _at_end(self) -> bool:
         return bool(self.finished) or self.position.step >= self._limit
 
-    def _save_and_stop(self) -> None:
-        self.save()
-        self._leave()
-
     def _leave(self) -> None:
+        self.checkpoints.wait()
         self.log.event("stopped", reason=self.stop.reason or "another rank was asked to", step=self.position.step)
         raise Saved(f"stopped by {self.stop.reason or 'a signal to another rank'}, saved at step {self.position.step}")
 

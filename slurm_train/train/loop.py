@@ -11,15 +11,9 @@ def train(context: Context) -> None:
     Args:
         context: the run, ready to train; see slurm_train.train.context.
     """
-    model, loss_of, optimizer = context.model, context.loss, context.optimizer
     for epoch in context.epochs():
-        for inputs, targets, weight in context.batches(epoch):
-            loss = loss_of(model(inputs), targets)
-            if weight != 1.0:
-                loss = loss * weight
-            loss.backward()
-            context.clip_gradients()
-            optimizer.step()
-            optimizer.zero_grad()
+        for batch in context.batches(epoch):
+            loss = context.forward_backward(batch)
+            context.update()
             context.step_done(loss)
         context.epoch_done()

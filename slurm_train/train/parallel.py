@@ -1,151 +1,219 @@
-"""A plain module made parallel: the device mesh, tensor parallelism by a plan, data parallelism by DDP."""
+"""A plain module made parallel: built, cut into stages, sharded by tensor, filled, sharded or replicated over data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from omegaconf import DictConfig
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from slurm_train.errors import ConfigError, Fault, GridError, UserError
 from slurm_train.topology.grid import Grid
-
-STYLES: Mapping[str, tuple[type[ParallelStyle], str]] = {
-    "colwise": (ColwiseParallel, "out_features"),
-    "rowwise": (RowwiseParallel, "in_features"),
-}
-
-
-def make_mesh(grid: Grid, device: torch.device) -> DeviceMesh | None:
-    """The device mesh of the grid's axes that are larger than one; None for a single rank.
-
-    tp is the innermost axis, so that a tensor-parallel group stays on one host where it fits.
-    """
-    axes = {name: size for name, size in grid.axes().items() if size > 1}
-    if not axes:
-        return None
-    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+from slurm_train.train.batchnorm import sync_batchnorm
+from slurm_train.train.blocks import block_names
+from slurm_train.train.materialise import Weights, build_model, fill
+from slurm_train.train.mesh import Mesh
+from slurm_train.train.pipeline import PipelineModel
+from slurm_train.train.precision import autocast, shard_policy
+from slurm_train.train.recompute import recompute
+from slurm_train.train.stages import check_stages, check_ties, holds, keep_stage, stage_of, stage_starts
+from slurm_train.train.tensor import declared_plan, resolve_plan, shard_layers, tied_names
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh | None, grid: Grid, parallel: DictConfig) -> nn.Module:
-    """The model as this rank's part of the layout.
+def is_sharded(grid: Grid, train: DictConfig) -> bool:
+    """Whether fully_shard wraps the model: where there are shards, where replicas are more than plain modules, and
+    where weights are kept in another format or place than they are used in."""
+    replicas_of_parts = grid.data_ranks > 1 and (grid.tp > 1 or grid.pp > 1)
+    return grid.dp_shard > 1 or replicas_of_parts or train.precision == "bf16_pure" or train.offload
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What is known of the whole model on every rank, whatever part of it the rank holds."""
+
+    shapes: Mapping[str, torch.Size]
+    """Name -> shape of every parameter and persistent buffer; a tied parameter under its first name."""
+
+    parameters: tuple[str, ...]
+    """Names of the parameters among them."""
+
+    aliases: Mapping[str, str]
+    """Further name of a tied parameter -> its first name."""
+
+
+@dataclass(frozen=True)
+class ParallelModel:
+    """A model as this rank holds it."""
+
+    module: nn.Module
+    """What a training function calls."""
+
+    parts: Mapping[int, nn.Module]
+    """The user's modules inside it: this rank's pipeline stages by number; one, number 0, without a pipeline."""
+
+    stages: int
+    """Number of pipeline stages over all ranks; 1 without a pipeline."""
+
+    mesh: Mesh
+    """The device mesh."""
+
+    whole: Whole
+    """The whole model."""
+
+    owners: Mapping[str, int]
+    """Name of each parameter -> place on the pp axis of the ranks that hold it; empty without a pipeline."""
+
+    on_shards: bool
+    """Whether its scores are left sharded over the classes, for the loss to be computed on the shards."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters by the whole model's names, as the optimizer updates them."""
+        for part in self.parts.values():
+            for module in part.modules():
+                # After a forward pass alone the outermost module of fully_shard still shows its gathered parameters.
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+            yield from part.named_parameters()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """This rank's parameters."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """This rank's persistent buffers by the whole model's names."""
+        for part in self.parts.values():
+            yield from ((name, tensor) for name, tensor in part.named_buffers() if name in self.whole.shapes)
+
+    def count(self) -> int:
+        """Number of parameters of the whole model."""
+        return sum(self.whole.shapes[name].numel() for name in self.whole.parameters)
+
+    def agree_on_buffers(self) -> None:
+        """Give all data ranks the buffers of the first, such as batch-norm statistics. Collective."""
+        if self.mesh.data_group is not None:
+            for part in self.parts.values():
+                for buffer in part.buffers():
+                    dist.broadcast(buffer, group=self.mesh.data_group, group_src=0)
+
+
+def describe(model: nn.Module) -> Whole:
+    """What is known of a whole model."""
+    shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
+    parameters = tuple(shapes)
+    persistent = model.state_dict().keys()
+    shapes |= {name: tensor.shape for name, tensor in model.named_buffers() if name in persistent}
+    return Whole(shapes, parameters, {name: first for first, *others in tied_names(model) for name in others})
+
+
+def parallelize(
+    config: DictConfig,
+    whole: nn.Module,
+    mesh: Mesh,
+    device: torch.device,
+    example: Tensor | None = None,
+    weights: Weights | None = None,
+) -> ParallelModel:
+    """A model as this rank's part of a layout.
 
     Args:
-        model: the whole model with its initial weights, the same on every rank, on this rank's device.
-        mesh: what `make_mesh` gave.
-        grid: the sizes of the axes.
-        parallel: the `parallel` group of the configuration.
+        config: the whole configuration; `model`, `parallel`, `train` and `seed` count.
+        whole: what build_model gave, the same on every rank.
+        mesh: the device mesh.
+        device: this rank's device.
+        example: a few input samples, on which a model that is not built on the meta device is tried before it is cut.
+        weights: a file of initial weights.
 
     Raises:
-        ConfigError: the tensor-parallel plan names no module, or a module that cannot be sharded.
-        GridError: a planned size is not divisible by tp.
+        ConfigError: the tensor-parallel plan or the blocks do not fit the model.
+        UserError: the model cannot be cut or sharded as asked.
     """
-    if mesh is None:
-        return model
-    if grid.tp > 1:
-        plan = resolve_plan(model, dict(parallel.plan) or declared_plan(model), grid.tp)
-        model = parallelize_module(model, mesh["tp"], {name: STYLES[style][0]() for name, style in plan.items()})
-    if grid.dp_replicate > 1:
-        devices = [mesh.device_type + f":{torch.cuda.current_device()}"] if mesh.device_type == "cuda" else None
-        return DistributedDataParallel(
-            model,
-            device_ids=devices,
-            process_group=mesh["dp_replicate"].get_group(),
-            find_unused_parameters=parallel.find_unused,
-            gradient_as_bucket_view=True,
-        )
-    return model
+    parallel, train, grid = config.parallel, config.train, mesh.grid
+    known = describe(whole)
+    blocks = block_names(whole, list(parallel.blocks))
+    plan = resolve_plan(whole, dict(parallel.plan) or declared_plan(whole), grid.tp) if grid.tp > 1 else {}
+    again = [] if train.recompute is None else _recomputed(whole, blocks, train.recompute)
+    if grid.pp > 1:
+        parts, starts = _stages(config, whole, mesh, blocks, example)
+    else:
+        parts, starts = {0: whole}, []
+    for part in parts.values():
+        mine = [name for name in blocks if holds(part, name)]
+        if plan:
+            here = {name: style for name, style in plan.items() if holds(part, name)}
+            shard_layers(part, mesh.axis("tp"), here, parallel.sequence, parallel.loss_parallel)
+        if parallel.sync_batchnorm and mesh.data_group is not None:
+            sync_batchnorm(part, mesh.data_group)
+        if part is not whole and (held := [name for name in again if holds(part, name)]):
+            recompute({}, part, held)
+        _fill_and_shard(config, part, mine, mesh, device, weights)
+        if train.compile:
+            for block in [part.get_submodule(name) for name in mine] or [part]:
+                block.compile()
+        autocast(part, train.precision, device)
+    module = parts[0] if grid.pp == 1 else PipelineModel(parts)
+    if grid.dp_replicate > 1 and not is_sharded(grid, train):
+        module = _replicate(module, mesh, parallel.find_unused)
+    on_shards = bool(parallel.loss_parallel) and "head" in plan.values()
+    owners = {name: stage_of(whole, name, starts) % grid.pp for name in known.parameters} if starts else {}
+    return ParallelModel(module, parts, len(starts) + 1, mesh, known, owners, on_shards)
 
 
-def declared_plan(model: nn.Module) -> dict[str, str]:
-    """The tensor-parallel plan that the model declares by a method `tp_plan()`."""
-    plan = model.tp_plan() if callable(getattr(model, "tp_plan", None)) else {}
-    if not plan:
-        raise UserError(
-            f"{type(model).__name__} declares no tensor-parallel plan",
-            "parallel.tp",
-            "give it a method tp_plan(), or set parallel.plan, e.g. 'parallel.plan={fc1: colwise, fc2: rowwise}'",
-        )
-    return dict(plan)
+def _recomputed(whole: nn.Module, blocks: list[str], what: Any) -> list[str]:
+    """Names of the modules whose activations are computed again; done already in the whole model."""
+    chosen = OmegaConf.to_container(what) if isinstance(what, ListConfig) else what
+    return recompute({name: whole.get_submodule(name) for name in blocks}, whole, chosen)
 
 
-def resolve_plan(model: nn.Module, plan: Mapping[str, str], tp: int) -> dict[str, str]:
-    """Module name -> style for each module that a pattern of the plan matches, checked before anything is sharded."""
-    modules = {name: module for name, module in model.named_modules() if name}
-    resolved: dict[str, str] = {}
-    faults: list[Fault] = []
-    for pattern, style in plan.items():
-        key = f"parallel.plan.{pattern}"
-        names = [name for name in modules if fnmatchcase(name, pattern)]
-        if not names:
-            linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-            faults.append(Fault(key, "matches no module of the model", f"its linear layers are {', '.join(linear)}"))
-        if style not in STYLES:
-            faults.append(Fault(key, f"unknown style {style!r}", f"use {' or '.join(STYLES)}"))
-            continue
-        for name in names:
-            if not isinstance(modules[name], nn.Linear):
-                kind = type(modules[name]).__name__
-                faults.append(Fault(key, f"{name} is a {kind}", "only torch.nn.Linear modules can be sharded"))
-            resolved[name] = style
-    if faults:
-        raise ConfigError(faults)
-    for name, style in resolved.items():
-        _check_divides(name, style, modules[name], tp)
-    return resolved
+def _stages(
+    config: DictConfig, whole: nn.Module, mesh: Mesh, blocks: list[str], example: Tensor | None
+) -> tuple[dict[int, nn.Module], list[str]]:
+    """This rank's pipeline stages by number, and the modules that start the second stage, the third, and so on."""
+    parallel, pp = config.parallel, mesh.grid.pp
+    virtual = parallel.virtual if parallel.schedule == "interleaved" else 1
+    count = pp * virtual
+    starts = stage_starts(whole, blocks, list(parallel.cuts), count)
+    check_ties(whole, starts)
+
+    def stage(number: int) -> nn.Module:
+        return keep_stage(build_model(config.model, config.seed), starts, number)
+
+    on_meta = any(parameter.is_meta for parameter in whole.parameters())
+    if not on_meta and example is not None:
+        check_stages(whole, [stage(number) for number in range(count)], example)
+    return {number: stage(number) for number in range(mesh.place["pp"], count, pp)}, starts
 
 
-def _check_divides(name: str, style: str, module: nn.Module, tp: int) -> None:
-    size = getattr(module, STYLES[style][1])
-    if size % tp:
-        raise GridError(
-            f"tp={tp} does not divide the {size} {STYLES[style][1]} of {name} ({style})",
-            "parallel.tp",
-            f"choose a divisor of {size}",
-        )
+def _fill_and_shard(
+    config: DictConfig,
+    part: nn.Module,
+    blocks: list[str],
+    mesh: Mesh,
+    device: torch.device,
+    weights: Weights | None,
+) -> None:
+    """Fill one block after the other and keep only its shards, then the rest; so the peak is one block."""
+    train = config.train
+    sharded = is_sharded(mesh.grid, train)
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if train.offload else OffloadPolicy()
+    for name in [*blocks, ""]:
+        fill(part, name, config.seed, device, weights, done=blocks if not name else ())
+        if sharded:
+            module = part.get_submodule(name)
+            fully_shard(module, mesh=mesh.shards, mp_policy=shard_policy(train.precision), offload_policy=offload)
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside DDP; evaluated directly it needs no collective, so ranks may have uneven batches."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def agree_on_buffers(model: nn.Module) -> None:
-    """Give all replicas the buffers of rank 0, such as batch-norm statistics, as DDP does at each training step."""
-    if isinstance(model, DistributedDataParallel):
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0, group=model.process_group)
-
-
-def parameter_groups(model: nn.Module) -> list[dict[str, list[nn.Parameter]]]:
-    """The trainable parameters for an optimizer: sharded and plain ones apart.
-
-    Fused optimizers update one group in one call and cannot mix DTensors with plain tensors.
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    sharded = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
-    plain = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
-    return [{"params": group} for group in (sharded, plain) if group]
-
-
-def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
-    """Scale the gradients down to a 2-norm of at most `limit`; returns the norm before.
-
-    A sharded parameter's norm is reduced over its shards; a replicated one counts once, however many ranks hold it.
-    """
-    norms = []
-    for group in parameter_groups(model):
-        gradients = [parameter.grad for parameter in group["params"] if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    total = torch.linalg.vector_norm(torch.stack(norms))
-    for group in parameter_groups(model):
-        torch.nn.utils.clip_grads_with_norm_(group["params"], limit, total)
-    return total
+def _replicate(model: nn.Module, mesh: Mesh, find_unused: bool) -> nn.Module:
+    group = mesh.group("dp_replicate")
+    on_cuda = mesh.devices is not None and mesh.devices.device_type == "cuda"
+    return DistributedDataParallel(
+        model,
+        device_ids=[torch.cuda.current_device()] if on_cuda else None,
+        process_group=group,
+        find_unused_parameters=find_unused,
+        gradient_as_bucket_view=True,
+    )

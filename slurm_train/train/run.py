@@ -9,29 +9,23 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
-from torch.utils.data import Dataset
 
 from slurm_train.config.saved import load
-from slurm_train.data.batches import EvalBatches, TrainBatches, split_validation
-from slurm_train.data.resident import TensorData
-from slurm_train.data.share import attach, publish, release
 from slurm_train.errors import CheckpointError, UserError
 from slurm_train.report.progress import ProgressView
 from slurm_train.report.rundir import RunDirectory
-from slurm_train.topology.grid import Grid, solve
 from slurm_train.topology.jobs import job_id
-from slurm_train.train.callbacks import Callbacks, EarlyStopping
-from slurm_train.train.checkpoint import CheckpointStore, load_model
 from slurm_train.train.context import Context
+from slurm_train.train.generate import generate
 from slurm_train.train.log import RunLog
-from slurm_train.train.losses import LossLog
-from slurm_train.train.parallel import make_mesh, parallelize, parameter_groups
+from slurm_train.train.prepare import prepare
 from slurm_train.train.process import World, start
+from slurm_train.train.profile import profiled
 from slurm_train.train.stop import StopFlag, stop_on_signals
-from slurm_train.train.targets import build, find, takes
+from slurm_train.train.targets import find
+from slurm_train.train.verify import exact, verify
 
 if TYPE_CHECKING:
     from slurm_train.task import Task
@@ -45,7 +39,7 @@ def run(task: Task) -> dict[str, Any]:
     """Do what the task says, as the rank that the environment names.
 
     Args:
-        task: which run directory, and whether to train or to evaluate.
+        task: which run directory, and what to do.
 
     Returns:
         the final metrics, the same on every rank: test_loss, test_accuracy, seconds, samples_per_s, steps.
@@ -67,9 +61,18 @@ def work(task: Task, config: DictConfig, world: World, stop: StopFlag) -> dict[s
     directory = agree_on_directory(task, world)
     view = ProgressView() if task.live and world.is_main else None
     log = RunLog(directory if world.is_main else None, view)
-    context = prepare(config, world, directory, log, stop)
-    resumed = go_on(context, needed=task.verb == "evaluate")
+    context = prepare(exact(config) if task.verb == "verify" else config, world, directory, log, stop)
+    resumed = go_on(context, needed=task.verb != "train") if task.verb != "verify" else ""
     log.event("started", **facts(context, resumed))
+    if task.verb == "verify":
+        results = verify(context, **task.options)
+        log.event("evaluated", verb="verify", **results)
+        return results
+    if task.verb == "generate":
+        text = generate(context, **task.options)
+        log.message(text)
+        log.event("evaluated", verb="generate")
+        return {"text": text}
     if task.verb == "train":
         train(context)
     results = context.evaluate(context.test, "test")
@@ -98,104 +101,6 @@ def agree_on_directory(task: Task, world: World) -> RunDirectory:
     return RunDirectory.open(path)
 
 
-def prepare(config: DictConfig, world: World, directory: RunDirectory, log: RunLog, stop: StopFlag) -> Context:
-    """Build the model, the data and all else that the configuration names.
-
-    The whole model is built under one seed on every rank and sharded afterwards: so its initial weights are those of
-    a single process, whatever the layout.
-    """
-    sizes = {axis: config.parallel[axis] for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
-    grid = solve(world.info.world_size, **sizes)
-    mesh = make_mesh(grid, world.device)
-    torch.manual_seed(config.seed)
-    whole = build(config.model, "model")
-    if not isinstance(whole, nn.Module):
-        raise UserError(f"{config.model._target_} gave a {type(whole).__name__}, not a torch.nn.Module", "model")
-    model = parallelize(whole.to(world.device), mesh, grid, config.parallel)
-    optimizer = build(config.optim, "optim", params=parameter_groups(model))
-    train, validation, test = make_batches(config, world, grid, log)
-    # Dropout: alike within a tensor-parallel group, different across data ranks.
-    torch.manual_seed(config.seed * 1_000_003 + 1 + grid.data_rank(world.info.rank))
-    return Context(
-        config=config,
-        world=world,
-        grid=grid,
-        mesh=mesh,
-        directory=directory,
-        model=model,
-        optimizer=optimizer,
-        loss=build(config.train.loss, "train.loss"),
-        train=train,
-        validation=validation,
-        test=test,
-        log=log,
-        losses=LossLog(world, log, stop, config.train.log_seconds),
-        checkpoints=CheckpointStore(directory.checkpoints, world, config.train.keep_checkpoints),
-        callbacks=make_callbacks(config.train, validation is not None),
-        stop=stop,
-    )
-
-
-def make_callbacks(train: DictConfig, validates: bool) -> Callbacks:
-    """The callbacks of the configuration, early stopping first."""
-    members = {name: build(node, f"train.callbacks.{name}") for name, node in train.callbacks.items()}
-    early = train.early_stopping
-    if early.patience:
-        if not validates:
-            raise UserError("nothing is held out for validation", "train.early_stopping", "set train.validation")
-        members = {"early_stopping": EarlyStopping(early.metric, early.patience, early.min_delta), **members}
-    return Callbacks(members)
-
-
-def make_batches(
-    config: DictConfig, world: World, grid: Grid, log: RunLog
-) -> tuple[TrainBatches, EvalBatches | None, EvalBatches | None]:
-    """Training, validation and test batches of this rank."""
-    share = {
-        "data_rank": grid.data_rank(world.info.rank),
-        "data_ranks": grid.data_ranks,
-        "device": world.device,
-        "workers": config.train.workers,
-    }
-    has_splits = takes(find(config.data, "data"), "split")
-    whole = load_dataset(config.data, "train", has_splits, world)
-    if getattr(whole, "source", ""):
-        log.message(f"data: {whole.source}")  # type: ignore[attr-defined]
-    training, held_out = split_validation(whole, config.train.validation, config.seed)
-    testing = load_dataset(config.data, "test", True, world) if has_splits else None
-    batch_size, eval_size = config.train.batch_size, config.train.eval_batch_size
-    return (
-        TrainBatches(training, batch_size=batch_size, seed=config.seed, **share),
-        EvalBatches(held_out, batch_size=eval_size, **share) if held_out is not None else None,
-        EvalBatches(testing, batch_size=eval_size, **share) if testing is not None else None,
-    )
-
-
-def load_dataset(data: DictConfig, split: str, has_splits: bool, world: World) -> Dataset[Any]:
-    """One split. What is held in memory is loaded once per host and mapped by its ranks; others each rank opens.
-
-    The first rank of a host always goes first, so that a download happens once.
-    """
-    arguments = {"split": split} if has_splits else {}
-    opened: list[Dataset[Any]] = []
-
-    def open_first() -> str:
-        opened.append(build(data, "data", **arguments))
-        shared = type(opened[0]) is TensorData and world.info.local_world_size > 1  # a subclass has ways of its own
-        return publish(opened[0]) if shared else ""
-
-    handle = world.from_host(f"data {split}", open_first)
-    if handle:
-        try:
-            dataset: Dataset[Any] = attach(handle)
-            world.host_barrier(f"attached {split}")
-        finally:
-            if world.info.local_rank == 0:
-                release(handle)
-        return dataset
-    return opened[0] if opened else build(data, "data", **arguments)
-
-
 def go_on(context: Context, needed: bool) -> str:
     """Load the newest whole checkpoint, if there is one. Returns its path.
 
@@ -211,12 +116,10 @@ def go_on(context: Context, needed: bool) -> str:
 
     path = context.world.from_main("checkpoint", find_newest)
     if path:
-        state = context.checkpoints.load(Path(path))
         if needed:
-            load_model(context.model, state)
-            context.position.step, context.position.epoch = state["position"]["step"], state["position"]["epoch"]
+            context.restore_model(Path(path))
         else:
-            context.restore(state)
+            context.restore(Path(path))
             context.log.event("resumed", step=context.position.step, checkpoint=path)
     elif needed:
         raise CheckpointError(f"{context.directory.path} has no whole checkpoint", remedy="let it end an epoch first")
@@ -230,9 +133,12 @@ def train(context: Context) -> None:
     arguments = {key: value for key, value in node.items() if not key.startswith("_")}
     context.callbacks.call("on_start", context)
     try:
-        function(context, **arguments)
+        with profiled(context.config.train.profile, context.directory.path / "profile", context.mesh.rank) as profile:
+            context.profile = profile
+            function(context, **arguments)
     except RuntimeError as error:
         raise explained(error, context.model) from error
+    context.checkpoints.wait()
     context.callbacks.call("on_end", context)
 
 
@@ -253,8 +159,6 @@ def explained(error: RuntimeError, model: nn.Module) -> Exception:
 def facts(context: Context, resumed: str) -> dict[str, Any]:
     """What the start event tells: the figures that progress and summary need."""
     world, train = context.world, context.config.train
-    per_epoch = context.train.steps_per_epoch
-    total = min(per_epoch * train.epochs, train.max_steps or per_epoch * train.epochs) if per_epoch else train.max_steps
     return {
         "attempt": 1 + sum(event["event"] == "started" for event in context.directory.events()),
         "host": socket.gethostname(),
@@ -264,13 +168,13 @@ def facts(context: Context, resumed: str) -> dict[str, Any]:
         "world_size": world.info.world_size,
         "grid": context.grid.axes(),
         "batch_size": train.batch_size,
-        "steps_per_epoch": per_epoch,
-        "total_steps": total,
+        "steps_per_epoch": context.train.steps_per_epoch,
+        "total_steps": context.total_steps,
         "epochs": train.epochs,
         "train_samples": context.train.samples,
         "step": context.position.step,
         "resumed": bool(resumed),
-        "parameters": sum(p.numel() for p in context.model.parameters()),
+        "parameters": context.parallel.count(),
         "pid": os.getpid(),
         "started": time.time(),
     }

@@ -15,6 +15,7 @@ from slurm_train.config.compose import compose
 from slurm_train.config.saved import dump
 from slurm_train.task import Settings, Task
 from slurm_train.topology.ranks import SINGLE, RankInfo
+from slurm_train.train.checkpoint import CheckpointStore
 from slurm_train.train.process import World
 from slurm_train.train.run import work
 from slurm_train.train.stop import StopFlag
@@ -64,11 +65,21 @@ def losses(directory: Path) -> dict[int, float]:
 
 
 def state(directory: Path) -> dict[str, Any]:
-    """The state in a run's newest checkpoint."""
-    newest = max((directory / "checkpoints").glob("step_*"), key=lambda path: int(path.name[5:]))
-    return torch.load(newest / "state.pt", weights_only=True)
+    """The plain values in a run's newest checkpoint: position, callbacks, random states."""
+    return CheckpointStore(directory / "checkpoints").extra(newest(directory))
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
     """The weights in a run's newest checkpoint."""
-    return state(directory)["model"]
+    store, path = CheckpointStore(directory / "checkpoints"), newest(directory)
+    outline = store.outline(path)
+    saved = {
+        name: torch.empty(like.shape, dtype=like.dtype) for name, like in outline.items() if name.startswith("model.")
+    }
+    store.load(path, saved)
+    return {name.removeprefix("model."): tensor for name, tensor in saved.items()}
+
+
+def newest(directory: Path) -> Path:
+    """The newest checkpoint of a run."""
+    return max((directory / "checkpoints").glob("step_*"), key=lambda path: int(path.name[5:]))

@@ -19,7 +19,8 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE
 TORCHRUN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 # "$": what is typed, after the environment (@); below it a line for each fault, and deeper what belongs to that line.
-# F is +experiment=fmnist with the embedded sample, HERE the working directory; DIRECTORY and AGAIN are remedies.
+# F is +experiment=fmnist with the embedded sample, TRANSFORMER the class as the model, HERE the working directory;
+# DIRECTORY and AGAIN are remedies.
 KNOWN_BEFORE = """
 $ F train.epoch=3
     train.epoch=3: unknown key; did you mean train.epochs?
@@ -28,13 +29,14 @@ $ F trian.epochs=3
 $ F modle=mlp
     modle=mlp: unknown key; did you mean model?
 $ F model=mpl
-    model=mpl: model has no mpl; did you mean mlp? options of model: cnn, linear, mlp
+    model=mpl: model has no mpl; did you mean mlp?
+        options of model: cnn, linear, lm_125m, lm_1b, lm_350m, lm_7b, lm_small, lm_tiny, mlp, transformer
 $ F model.widht=3
     model.widht=3: slurm_train.models.mlp.MLP has no argument widht; did you mean width?
         it takes in_features, width, depth, classes, dropout
 $ +experiment=fminst
     +experiment=fminst: experiment has no fminst; did you mean fmnist?
-        options of experiment: fmnist, fmnist_cnn, linear_regression
+        options of experiment: fmnist, fmnist_cnn, linear_regression, lm
 $ F train.epochs
     train.epochs: is not KEY=VALUE
 $ F --verbose
@@ -81,24 +83,40 @@ $ F train.device=gpu
 
 $ F parallel=tp parallel.tp=3
     parallel.tp=3: does not divide the 512 out_features of hidden.0 (colwise) and the 512 in_features of head (rowwise);
-        use a tp that divides 512, or sizes that 3 divides
+        use a tp of 2 or 4, or sizes that 3 divides
 $ F parallel=tp parallel.tp=3 launcher.tasks_per_node=4
     parallel.tp=3: needs 3 ranks, but there are 4 ranks;
         start 3 ranks (launcher.nodes x launcher.tasks_per_node), or set one axis to -1, the rest
 $ F parallel=single launcher.tasks_per_node=2
     parallel=single: is for one rank, but there are 2 ranks; use parallel=ddp or parallel=tp
 $ F parallel=ddp parallel.tp=2 parallel.dp_replicate=2
-    parallel.tp=2: the layout ddp has no tensor parallelism; use parallel=tp
+    parallel.tp=2: the layout ddp has no tensor parallelism; use parallel=ddp_tp
 $ F parallel=ddp launcher.tasks_per_node=3
     train.batch_size=64: the global batch is not divisible by the 3 data ranks; use 63 or 66
 $ F parallel.pp=2
-    parallel.pp=2: not in this version; type parallel.pp=1
+    parallel.pp=2: the model has no blocks to cut between;
+        name the modules that start the second stage, the third, ...: parallel.cuts=[NAME]
+$ F TRANSFORMER parallel=pp parallel.pp=8
+    parallel.pp=8: 8 stages, but the model has 4 blocks; use a pp of at most 4, or model.depth=8
+$ F TRANSFORMER model.tied=true parallel=pp parallel.pp=2
+    model.tied=true: a tied weight across pipeline stages; use model.tied=false
+$ F TRANSFORMER parallel=pp parallel.pp=4 parallel.microbatches=2
+    parallel.microbatches=2: the 64 samples of a data rank take a number that divides them, at least 4; use 4
+$ F TRANSFORMER parallel=pp parallel.pp=4 train.batch_size=2
+    train.batch_size: the 2 samples of a data rank make no micro-batches that are equal, at least 4;
+        give each data rank 4 samples
+$ F train.precision=fp16 train.device=cpu
+    train.precision=fp16: fp16 needs cuda, but train.device=cpu; use bf16 or fp32
 $ F parallel.tp=0
     parallel.tp=0: must be at least 1, or -1 for the rest of the ranks
 $ F parallel.dp_replicate=-1 parallel.tp=-1
     parallel.tp=-1: only one axis can be -1, here parallel.dp_replicate and parallel.tp are
 $ F parallel=tp parallel.tp=2 parallel.plan.nope=colwise
     parallel.plan.nope: matches no linear layer of the model; they are hidden.0, head
+$ F TRANSFORMER parallel=tp parallel.tp=2 parallel.plan.nope=colwise
+    parallel.plan.nope: matches no linear layer of the model;
+        they are embed, layers.*.attention.q, layers.*.attention.k, layers.*.attention.v, layers.*.attention.o,
+        layers.*.mlp.gate, layers.*.mlp.up, layers.*.mlp.down, head
 
 $ F data.root=nowhere
     data.root: nowhere does not exist; DIRECTORY
@@ -277,8 +295,9 @@ def rows(table: str) -> list[tuple[str, list[str]]]:
 
 
 def words(typed: str) -> list[str]:
-    given = f" {typed} ".replace(" F ", f" +experiment=fmnist data.root={SAMPLE} ").split()
-    return [word for word in given if not word.startswith("@")]
+    given = f" {typed} ".replace(" F ", f" +experiment=fmnist data.root={SAMPLE} ")
+    given = given.replace(" TRANSFORMER ", " model._target_=slurm_train.models.transformer.Transformer ")
+    return [word for word in given.split() if not word.startswith("@")]
 
 
 def printed(lines: list[str], here: Path) -> list[str]:
@@ -333,12 +352,28 @@ def test_known_before_the_start(
     assert sorted(here.rglob("*")) == before, "something was left behind"
 
 
+def started(typed: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(SAMPLE.parents[2]), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "slurm_train", *typed]
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.parametrize(("typed", "lines"), rows(KNOWN_LATE), ids=[typed for typed, _ in rows(KNOWN_LATE)])
 def test_known_to_a_rank_alone(typed: str, lines: list[str], here: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "slurm_train", *words(typed), "launcher=local", f"run.dir={tmp_path / 'run'}"]
-    environment = os.environ | {"PYTHONPATH": str(SAMPLE.parents[2]), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
+    done = started([*words(typed), "launcher=local", f"run.dir={tmp_path / 'run'}"], here)
     assert done.stderr.splitlines() == printed(lines, here)
     assert done.returncode == 2
     events = [json.loads(line)["event"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert events[-1] == "failed"
+
+
+def test_a_checkpoint_of_another_width(here: Path, tmp_path: Path) -> None:
+    first = [*words(" F "), "model.width=8", "train.max_steps=1", "launcher=local", f"run.dir={tmp_path / 'run'}"]
+    again = ["resume", str(tmp_path / "run"), "model.width=16", "train.max_steps=2"]
+    runs = [started(typed, here) for typed in (first, again)]
+    assert [run.returncode for run in runs] == [0, 2], runs[0].stderr
+    shapes = "hidden.0.weight is [8, 784] in it and [16, 784] here, hidden.0.bias is [8] in it and [16] here, "
+    shapes += "head.weight is [10, 8] in it and [10, 16] here"
+    remedy = "set the model that the checkpoint was trained with, or start a new run"
+    told = f"error: model: the checkpoint is of another model: other shapes: {shapes}; {remedy}"
+    assert runs[1].stderr.splitlines() == [told]

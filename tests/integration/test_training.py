@@ -65,7 +65,7 @@ def test_one_rank_asked_to_stop_stops_all_and_nothing_is_lost(world, tmp_path):
 def test_a_broken_newest_checkpoint_is_told_and_left_out(tmp_path):
     run_on_rank(SMALL, str(tmp_path / "run"))
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
-    (newest / "state.pt").write_bytes(b"torn")
+    next(newest.glob("*.distcp")).write_bytes(b"torn")
     run_on_rank(SMALL, str(tmp_path / "run"), "evaluate")
     told = [event.get("text", "") for event in RunDirectory(tmp_path / "run").events()]
     assert any(f"checkpoint {newest.name} is left out" in text for text in told)
@@ -74,7 +74,7 @@ def test_a_broken_newest_checkpoint_is_told_and_left_out(tmp_path):
 def test_evaluation_without_a_checkpoint_is_an_error(tmp_path):
     run_on_rank(SMALL, str(tmp_path / "run"))
     for path in (tmp_path / "run" / "checkpoints").iterdir():
-        (path / "state.pt").unlink()
+        (path / "trainer.pt").unlink()
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         run_on_rank(SMALL, str(tmp_path / "run"), "evaluate")
 

@@ -18,6 +18,9 @@ from slurm_train.config.checks import check
 from slurm_train.config.compose import Composed, apply, compose
 from slurm_train.errors import ConfigError
 
+MODELS = "cnn, linear, lm_125m, lm_1b, lm_350m, lm_7b, lm_small, lm_tiny, mlp, transformer"
+LAYOUTS = "auto, ddp, ddp_tp, fsdp, fsdp_tp, hsdp, hsdp_tp, pp, pp_fsdp, pp_tp, single, tp, tp_sp"
+
 
 def lines(act: Callable[[], Any]) -> list[str]:
     """What a user is told: by compose or, where it finds nothing, by check."""
@@ -30,9 +33,9 @@ def lines(act: Callable[[], Any]) -> list[str]:
 
 BAD = [
     (["modle=cnn"], "modle=cnn: unknown key; did you mean model?"),
-    (["model=cnnn"], "model=cnnn: model has no cnnn; did you mean cnn? options of model: cnn, linear, mlp"),
-    (["model="], "model=: no option of model is given; options of model: cnn, linear, mlp"),
-    (["model=null"], "model=null: model has no null; options of model: cnn, linear, mlp"),
+    (["model=cnnn"], f"model=cnnn: model has no cnnn; did you mean cnn? options of model: {MODELS}"),
+    (["model="], f"model=: no option of model is given; options of model: {MODELS}"),
+    (["model=null"], f"model=null: model has no null; options of model: {MODELS}"),
     (
         ["model=../data/line"],
         "model=../data/line: model has no ../data/line; for a class of your own type model._target_=../data/line",
@@ -44,11 +47,11 @@ BAD = [
     (
         ["+experiment=fmnst"],
         "+experiment=fmnst: experiment has no fmnst; did you mean fmnist? options of experiment: fmnist, "
-        "fmnist_cnn, linear_regression",
+        "fmnist_cnn, linear_regression, lm",
     ),
     (
         ["parallel=dpp"],
-        "parallel=dpp: parallel has no dpp; did you mean ddp? options of parallel: auto, ddp, single, tp",
+        f"parallel=dpp: parallel has no dpp; did you mean pp? options of parallel: {LAYOUTS}",
     ),
     (
         ["modell/x=y"],
@@ -56,7 +59,7 @@ BAD = [
         "parallel, train",
     ),
     (["model@teacher=mlp"], "model@teacher=mlp: a group has one place here; type model=mlp"),
-    (["~model"], "~model: a group cannot be taken away; options of model: cnn, linear, mlp"),
+    (["~model"], f"~model: a group cannot be taken away; options of model: {MODELS}"),
     (["model=cnn", "model=mlp"], "model=mlp: model is chosen twice; keep one of model=cnn and model=mlp"),
     (["train.epoch=3"], "train.epoch=3: unknown key; did you mean train.epochs?"),
     (["epochs=3"], "epochs=3: unknown key; did you mean train.epochs?"),
@@ -142,14 +145,22 @@ BAD = [
         "train.early_stopping.patience=2: there is no validation metric to watch; hold out samples: "
         "train.validation=0.1",
     ),
-    (["parallel.name=fsdp"], "parallel.name=fsdp: must be one of auto, single, ddp, tp"),
-    (["parallel.pp=2"], "parallel.pp=2: not in this version; type parallel.pp=1"),
+    (
+        ["parallel.name=zero"],
+        "parallel.name=zero: must be one of auto, single, ddp, fsdp, hsdp, tp, tp_sp, ddp_tp, fsdp_tp, hsdp_tp, pp, "
+        "pp_tp, pp_fsdp",
+    ),
+    (["parallel.pp=0"], "parallel.pp=0: must be at least 1, or -1 for the rest of the ranks"),
     (["parallel.tp=0"], "parallel.tp=0: must be at least 1, or -1 for the rest of the ranks"),
     (
         ["parallel=tp", "parallel.dp_replicate=-1"],
         "parallel.tp=-1: only one axis can be -1, here parallel.dp_replicate and parallel.tp are",
     ),
-    (["parallel.plan.fc=diagonal"], "parallel.plan.fc=diagonal: must be one of colwise, rowwise"),
+    (
+        ["parallel.plan.fc=diagonal"],
+        "parallel.plan.fc=diagonal: must be one of colwise, rowwise, replicate, sequence, rowwise_scatter, gather, "
+        "head, sharded",
+    ),
     (["launcher.nodes=0"], "launcher.nodes=0: must be at least 1"),
     (
         ["launcher.time=soon"],
@@ -184,8 +195,14 @@ BAD = [
     (["train.start_timeout=0"], "train.start_timeout=0: must be above 0"),
     (["train.workers=-1"], "train.workers=-1: must be at least 0"),
     (["train.keep_checkpoints=-2"], "train.keep_checkpoints=-2: must be at least 0"),
-    (["parallel=ddp", "parallel.dp_shard=4"], "parallel.dp_shard=4: not in this version; type parallel.dp_shard=1"),
-    (["parallel.pp=-1", "parallel.dp_replicate=1"], "parallel.pp=-1: not in this version; type parallel.pp=1"),
+    (
+        ["parallel=fsdp", "parallel.dp_shard=-2"],
+        "parallel.dp_shard=-2: must be at least 1, or -1 for the rest of the ranks",
+    ),
+    (
+        ["parallel=pp", "parallel.tp=-1"],
+        "parallel.tp=-1: only one axis can be -1, here parallel.pp and parallel.tp are",
+    ),
     (["launcher=pbs"], "launcher=pbs: launcher has no pbs; options of launcher: auto, inline, local, slurm"),
     (["launcher.tasks_per_node=0"], "launcher.tasks_per_node=0: must be at least 1"),
     (["launcher.gpus_per_node=-1"], "launcher.gpus_per_node=-1: must be at least 0"),
@@ -292,8 +309,8 @@ def plain(composed: Composed, key: str) -> Any:
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-@pytest.mark.parametrize("experiment", ["fmnist", "fmnist_cnn", "linear_regression"])
-@pytest.mark.parametrize("parallel", ["auto", "single", "ddp", "tp"])
+@pytest.mark.parametrize("experiment", ["fmnist", "fmnist_cnn", "linear_regression", "lm"])
+@pytest.mark.parametrize("parallel", LAYOUTS.split(", "))
 def test_every_built_in_choice_passes_the_checks(experiment: str, parallel: str) -> None:
     composed = compose([f"+experiment={experiment}", f"parallel={parallel}"])
     assert check(composed.config) == []
@@ -331,7 +348,7 @@ def test_apply_tells_all_faults() -> None:
     assert told == [
         "+experiment=fmnist_cnn: cannot be changed on a saved run; start a new run",
         "train.epoch=3: unknown key; did you mean train.epochs?",
-        "model=cnnn: model has no cnnn; did you mean cnn? options of model: cnn, linear, mlp",
+        f"model=cnnn: model has no cnnn; did you mean cnn? options of model: {MODELS}",
     ]
 
 

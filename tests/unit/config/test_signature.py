@@ -223,3 +223,13 @@ def test_any_source_gives_an_answer(tmp_path_factory: pytest.TempPathFactory, te
     root.mkdir(exist_ok=True)
     (root / "fuzzed_file.py").write_text(text)
     assert isinstance(signature("fuzzed_file.a", [str(root)]), Signature | Missing | Unknown)
+
+
+def test_a_directory_without_an_init_file_inside_a_package(tmp_path):
+    inner = tmp_path / "package" / "parts"
+    inner.mkdir(parents=True)
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (inner / "nets.py").write_text("class Net:\n    def __init__(self, width): ...\n")
+    found = signature("package.parts.nets.Net", [str(tmp_path)])
+    assert isinstance(found, Signature)
+    assert [parameter.name for parameter in found.parameters] == ["width"]

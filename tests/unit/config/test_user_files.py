@@ -69,7 +69,7 @@ def test_two_config_directories(user: Path) -> None:
 
 def test_options_of_the_user_are_listed(user: Path) -> None:
     assert told(["model=mien"], MINE) == "model=mien: model has no mien; did you mean mine? " + (
-        "options of model: cnn, linear, mine, mlp"
+        "options of model: cnn, linear, lm_125m, lm_1b, lm_350m, lm_7b, lm_small, lm_tiny, mine, mlp, transformer"
     )
 
 
@@ -100,7 +100,8 @@ BROKEN = [
     ("# @package _global_\ntrain: [1\n  epochs: 2\n", "line 3: is not valid yaml: expected ',' or ']', but got ':'"),
     (
         "# @package _global_\ndefaults:\n  - override /model: nott\n",
-        "line 3: model has no nott; options of model: cnn, linear, mine, mlp",
+        "line 3: model has no nott; options of model: cnn, linear, lm_125m, lm_1b, lm_350m, lm_7b, lm_small, lm_tiny, "
+        "mine, mlp, transformer",
     ),
     (
         "# @package _global_\ndefaults:\n  - override /modell: mlp\n",

@@ -74,7 +74,36 @@ FAULTS = {
     "grid": (("parallel=ddp", "parallel.dp_replicate=2", "launcher.tasks_per_node=3"), "but there are 3 ranks"),
     "single": (("parallel=single", "launcher.tasks_per_node=2"), "but there are 2 ranks"),
     "ddp with tp": (("parallel=ddp", "parallel.tp=2"), "the layout ddp has no tensor parallelism"),
-    "tp with replicas": (("parallel.tp=2", "launcher.tasks_per_node=4"), "together with dp_replicate=2"),
+    "tp of several layers": (
+        ("parallel=tp", "parallel.tp=3"),
+        "the 512 in_features of head (rowwise); use a tp of 2 or 4, or sizes that 3 divides",
+    ),
+    "ddp with tp and replicas": (
+        ("parallel=ddp", "parallel.tp=2", "launcher.tasks_per_node=4"),
+        "parallel.tp=2: the layout ddp has no tensor parallelism; use parallel=ddp_tp",
+    ),
+    "ddp with shards": (
+        ("parallel=ddp", "parallel.dp_shard=2", "launcher.tasks_per_node=4"),
+        "parallel.dp_shard=2: the layout ddp has no sharding; use parallel=hsdp",
+    ),
+    "no product": (
+        ("parallel=pp_tp", "launcher.tasks_per_node=3"),
+        "parallel.pp: pp=2 x tp=-1: the fixed axes take 2 ranks, which does not divide the world of 3; start 2 or 4",
+    ),
+    "micro-batch": (
+        ("train.micro_batch=64", "launcher.tasks_per_node=2"),
+        "train.micro_batch=64: is more than a data rank's share of the global batch, 64 / 2 data ranks = 32; use at",
+    ),
+    "sequence of an MLP": (
+        ("parallel=tp_sp", "parallel.tp=2"),
+        "parallel.sequence=true: the model's tensor-parallel plan has no module of style sequence or rowwise_scatter",
+    ),
+    "no blocks": (("parallel=pp", "parallel.pp=2"), "parallel.pp=2: the model has no blocks to cut between; name"),
+    "cuts": (
+        ("parallel=pp", "parallel.pp=3", "parallel.cuts=[head]"),
+        "parallel.cuts=[head]: 3 stages begin at 2 cuts, not at 1; name 2 modules",
+    ),
+    "initial weights": (("model.init_from=none.pt",), "model.init_from=none.pt: is no file"),
     "no layer": (("model=linear", "parallel=tp", "parallel.tp=2"), "the model has no layer to shard"),
     "plan pattern": (("parallel=tp", "parallel.tp=2", "parallel.plan.fc=colwise"), "they are hidden.0, head"),
     "samples": (("train.batch_size=100000",), "fewer than one global batch"),
@@ -85,6 +114,113 @@ FAULTS = {
     "submitit's own signs": (("run.dir=a%jb",), "contains %j, which submitit replaces"),
     "a run directory below a file": (("run.dir=/dev/null/x",), "/dev/null is not a directory"),
 }
+
+
+TRANSFORMER = (
+    "model._target_=slurm_train.models.transformer.Transformer",
+    *("model.vocabulary=96", "model.width=48", "model.depth=6", "model.heads=8", "model.kv_heads=4"),
+    *("model.hidden=96", "model.length=32"),
+)
+TRANSFORMER_FAULTS = {
+    "heads": (
+        ("parallel=tp", "parallel.tp=3"),
+        "parallel.tp=3: does not divide the 8 heads and the 4 kv_heads; use a tp of 2 or 4, or sizes that 3 divides",
+    ),
+    "sequence": (
+        ("parallel=tp_sp", "parallel.tp=3"),
+        "does not divide the 8 heads, the 4 kv_heads and the 32 tokens of a sequence; use a tp of 2 or 4",
+    ),
+    "many sizes": (
+        ("parallel=tp", "parallel.tp=5"),
+        "(rowwise_scatter), the 48 out_features of layers.*.attention.q (colwise) and 7 more sizes; use a tp of 4, or",
+    ),
+    "impossible heads": (("model.heads=16",), "model.heads=16: gives each head 48 / 16 = 3 features, an odd number"),
+    "plan pattern": (
+        ("parallel=tp", "parallel.tp=2", "parallel.plan.fc=colwise"),
+        "matches no linear layer of the model; they are embed, layers.*.attention.q,",
+    ),
+    "loss on shards": (
+        ("parallel=tp", "parallel.tp=2", "parallel.loss_parallel=true", "parallel.plan.embed=rowwise"),
+        "parallel.loss_parallel=true: the model's tensor-parallel plan has no module of style head; leave it out",
+    ),
+    "blocks": (
+        ("parallel=pp", "parallel.pp=8"),
+        "parallel.pp=8: 8 stages, but the model has 6 blocks; use a pp of at most 6, or model.depth=8",
+    ),
+    "interleaved blocks": (
+        ("parallel=pp", "parallel.pp=4", "parallel.schedule=interleaved"),
+        "parallel.pp=4: pp=4 x virtual=2 = 8 stages, but the model has 6 blocks; use a pp of at most 3, or",
+    ),
+    "tied": (
+        ("parallel=pp", "parallel.pp=2", "model.tied=true"),
+        "model.tied=true: a tied weight across pipeline stages; use model.tied=false",
+    ),
+    "micro-batches": (
+        ("parallel=pp", "parallel.pp=4", "parallel.microbatches=6"),
+        "parallel.microbatches=6: the 64 samples of a data rank take a number that divides them, at least 4; use 4 or",
+    ),
+    "micro-batches of a data rank": (
+        ("parallel=pp_fsdp", "parallel.pp=4", "train.batch_size=8", "launcher.tasks_per_node=16"),
+        "train.batch_size: the 2 samples of a data rank make no micro-batches that are equal, at least 4; give each",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMER_FAULTS)
+def test_faults_of_a_transformer(name: str) -> None:
+    overrides, text = TRANSFORMER_FAULTS[name]
+    found = faults(*TRANSFORMER, *overrides)
+    assert len(found) == 1 and text in found[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "grid"),
+    [
+        (("parallel=fsdp_tp", "launcher.tasks_per_node=8"), {"dp_shard": 4, "tp": 2}),
+        (("parallel=hsdp_tp", "launcher.tasks_per_node=8"), {"dp_replicate": 2, "dp_shard": 2, "tp": 2}),
+        (("parallel=tp_sp", "parallel.tp=4"), {"tp": 4}),
+        (("parallel.tp=2", "launcher.tasks_per_node=4"), {"dp_replicate": 2, "tp": 2}),
+        (("parallel=pp_tp", "parallel.dp_shard=2", "launcher.tasks_per_node=8"), {"pp": 2, "dp_shard": 2, "tp": 2}),
+        (("parallel=pp", "parallel.pp=4"), {"pp": 4}),  # 6 blocks on 4 stages
+        (("parallel=pp", "parallel.pp=3", "parallel.schedule=interleaved", "train.batch_size=12"), {"pp": 3}),
+        (("parallel=pp", "parallel.pp=2", "parallel.cuts=[layers.5]"), {"pp": 2}),
+    ],
+)
+def test_layouts_that_fit_a_transformer(overrides: tuple[str, ...], grid: dict[str, int]) -> None:
+    plan = planned(*TRANSFORMER, *overrides)
+    assert plan.grid == {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1, **grid}
+    assert plan.costs and plan.costs["parameters"] == plan.parameters
+
+
+def test_a_users_model_may_be_cut_by_name() -> None:
+    Path("mine.py").write_text("class Net:\n    pass\n")
+    mine = ("model._target_=mine.Net", "parallel=pp", "parallel.pp=2")
+    assert planned(*mine).costs is None
+    assert planned(*mine, "parallel.cuts=[head]").grid["pp"] == 2
+    assert "micro-batches" in faults(*mine, "train.batch_size=1")[0]
+
+
+def test_a_run_that_goes_on_needs_no_initial_weights(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", "a: 1\n", "{}")
+    composed = compose([*FMNIST, "model.init_from=none.pt"])
+    assert make_plan(composed, {}, existing=directory).continues
+
+
+def test_the_costs_are_shown() -> None:
+    text = show(planned(*TRANSFORMER, "parallel=pp_tp", "launcher.tasks_per_node=4", "optim=sgd"))
+    lines = text[text.index("costs of a step") :].splitlines()
+    rows = [line.split() for line in lines]
+    for words in (
+        ["micro-batches", "4", "of", "16", "samples,", "a", "rank", "waits", "20%", "of", "the", "time"],
+        ["along", "pp", "384", "KiB", "sent", "a", "rank"],
+        ["layers.*.attention.k", "(6)", "48", "x", "24", "colwise", "48", "x", "12"],
+        ["layers.*.mlp.down", "(6)", "96", "x", "48", "rowwise_scatter", "48", "x", "48"],
+    ):
+        assert words in rows
+    assert any(line.startswith("  memory") and "not known" not in line for line in lines)
+    assert "in the host's memory" not in text and "in the host's memory" in show(planned("train.offload=true"))
+    unknown = show(planned("optim._target_=torch.optim.Adamax"))
+    assert "a rank, optimizer not known, activations not known:" in unknown
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -172,5 +308,6 @@ def test_the_plan_as_json_and_as_text() -> None:
 
 def test_a_large_world_is_shown_by_its_ends() -> None:
     lines = show(planned("launcher.tasks_per_node=64")).splitlines()
-    ranks = [line.split()[0] for line in lines[lines.index("") + 2 :]]
+    table = lines[lines.index("") + 2 :]
+    ranks = [line.split()[0] for line in table[: table.index("")]]
     assert ranks == [*map(str, range(8)), "...", *map(str, range(56, 64))]

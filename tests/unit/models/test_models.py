@@ -32,7 +32,8 @@ def test_facts_agree_with_the_module(cls, arguments):
 
 
 def test_every_model_of_the_project_has_facts():
-    assert {f"{cls.__module__}.{cls.__name__}" for cls, _ in MODELS} == set(FACTS)
+    elsewhere = {"slurm_train.models.transformer.Transformer"}  # test_facts.py
+    assert {f"{cls.__module__}.{cls.__name__}" for cls, _ in MODELS} | elsewhere == set(FACTS)
 
 
 def test_a_users_model_has_no_facts():

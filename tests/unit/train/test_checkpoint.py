@@ -1,40 +1,66 @@
-"""Checkpoints: whole or left out, found by number, trimmed, loaded without running code."""
+"""Checkpoints: whole or left out, found by number, trimmed, loaded without running code, written in the background."""
 
 import json
 import pickle
+import threading
 
 import pytest
 import torch
 
 from slurm_train.errors import CheckpointError
-from slurm_train.models.mlp import MLP
-from slurm_train.train.checkpoint import CheckpointStore, load_model, load_optimizer, training_state
+from slurm_train.train import checkpoint
+from slurm_train.train.checkpoint import CheckpointStore
 
-
-class OneRank:
-    """Stands for the world of a single process."""
-
-    is_main = True
-
-    def barrier(self):
-        pass
+FILES = [".metadata", "__0_0.distcp", "manifest.json", "trainer.pt"]
 
 
 @pytest.fixture
 def store(tmp_path):
-    return CheckpointStore(tmp_path / "checkpoints", OneRank())
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def save(store, step, value=0.0, **extra):
+    return store.save(step, {"model.weight": torch.full((3, 2), float(value))}, extra)
+
+
+def load(store, path):
+    tensor = torch.empty(3, 2)
+    store.load(path, {"model.weight": tensor})
+    assert (tensor == tensor[0, 0]).all()
+    return tensor[0, 0].item()
 
 
 def steps(store):
     return sorted(path.name for path in store.directory.iterdir())
 
 
+def test_what_was_saved_is_loaded(store):
+    position = {"step": 3, "epoch": 1}
+    path = save(store, 3, 5, position=position, random=[torch.arange(4)])
+    assert sorted(file.name for file in path.iterdir()) == FILES
+    assert load(store, path) == 5
+    assert store.extra(path)["position"] == position
+    assert torch.equal(store.extra(path)["random"][0], torch.arange(4))
+    assert store.sizes(path) == {"model.weight": torch.Size([3, 2])}
+
+
+def test_sizes_and_dtypes_are_told_without_reading_tensors(store):
+    path = store.save(1, {"a": torch.ones(2, dtype=torch.bfloat16), "b": torch.tensor(1.0)}, {})
+    (path / "__0_0.distcp").unlink()
+    outline = store.outline(path)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in outline.items()} == {
+        "a": (torch.Size([2]), torch.bfloat16),
+        "b": (torch.Size([]), torch.float32),
+    }
+    assert all(tensor.is_meta for tensor in outline.values())
+
+
 def test_the_newest_is_found_by_number(store):
     for step in (9000, 10000, 500):
-        store.save(step, {"step": step})
+        save(store, step, step)
     path, broken = store.newest()
     assert (path.name, broken) == ("step_010000", [])
-    assert store.load(path) == {"step": 10000}
+    assert load(store, path) == 10000
 
 
 def test_none_yet(store):
@@ -42,41 +68,41 @@ def test_none_yet(store):
 
 
 def test_only_the_newest_are_kept(tmp_path):
-    store = CheckpointStore(tmp_path, OneRank(), keep=2)
+    store = CheckpointStore(tmp_path, keep=2)
     for step in (99, 100, 1000, 999_999, 1_000_000):
-        store.save(step, {})
+        save(store, step)
     assert steps(store) == ["step_1000000", "step_999999"]
 
 
 def test_a_broken_one_with_a_higher_number_costs_no_good_one(tmp_path):
-    store = CheckpointStore(tmp_path, OneRank(), keep=1)
-    flip(store.save(1000, {}))
-    store.save(10, {"value": 10})
+    store = CheckpointStore(tmp_path, keep=1)
+    flip("__0_0.distcp")(save(store, 1000))
+    save(store, 10)
     assert store.newest()[0].name == "step_000010"
 
 
 def test_a_checkpoint_is_written_again_after_going_back(store):
-    store.save(1, {"value": 1})
-    store.save(1, {"value": 2})
-    assert store.load(store.newest()[0]) == {"value": 2}
+    save(store, 1, 1)
+    save(store, 1, 2)
+    assert load(store, store.newest()[0]) == 2
+    assert steps(store) == ["step_000001"]
 
 
-def flip(path):
-    data = bytearray((path / "state.pt").read_bytes())
-    data[len(data) // 2] ^= 1
-    (path / "state.pt").write_bytes(data)
+def flip(name):
+    def damage(path):
+        data = bytearray((path / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (path / name).write_bytes(data)
+
+    return damage
 
 
 def truncate(path):
-    (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:-10])
+    (path / "__0_0.distcp").write_bytes((path / "__0_0.distcp").read_bytes()[:-10])
 
 
-def lose_state(path):
-    (path / "state.pt").unlink()
-
-
-def lose_manifest(path):
-    (path / "manifest.json").unlink()
+def lose(name):
+    return lambda path: (path / name).unlink()
 
 
 def tear_manifest(path):
@@ -84,30 +110,33 @@ def tear_manifest(path):
 
 
 def strange_manifest(path):
-    (path / "manifest.json").write_text(json.dumps({"files": ["state.pt"]}))
+    (path / "manifest.json").write_text(json.dumps({"files": ["__0_0.distcp"]}))
 
 
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (flip, "the checksum of state.pt is wrong"),
-        (truncate, "the checksum of state.pt is wrong"),
-        (lose_state, "state.pt is missing"),
-        (lose_manifest, "manifest.json is missing"),
+        (flip("__0_0.distcp"), "the checksum of __0_0.distcp is wrong"),
+        (flip(".metadata"), "the checksum of .metadata is wrong"),
+        (flip("trainer.pt"), "the checksum of trainer.pt is wrong"),
+        (truncate, "the checksum of __0_0.distcp is wrong"),
+        (lose("__0_0.distcp"), "__0_0.distcp is missing"),
+        (lose(".metadata"), ".metadata is missing"),
+        (lose("manifest.json"), "manifest.json is missing"),
         (tear_manifest, "its manifest cannot be read"),
         (strange_manifest, "its manifest cannot be read"),
     ],
 )
 def test_a_broken_one_is_left_out_and_named(store, damage, told):
-    store.save(1, {"value": 1})
-    damage(store.save(2, {"value": 2}))
+    save(store, 1)
+    damage(save(store, 2))
     path, broken = store.newest()
     assert path.name == "step_000001"
     assert len(broken) == 1 and broken[0].startswith("checkpoint step_000002 is left out") and told in broken[0]
 
 
 def test_what_lies_about_is_not_a_checkpoint(store):
-    store.save(1, {})
+    save(store, 1)
     (store.directory / ".step_000002.tmp").mkdir()
     (store.directory / "step_latest").mkdir()
     assert store.newest()[0].name == "step_000001"
@@ -117,8 +146,10 @@ def test_a_leftover_of_a_torn_save_is_overwritten(store):
     leftover = store.directory / ".step_000002.tmp"
     leftover.mkdir(parents=True)
     (leftover / "half").write_text("x")
-    path = store.save(2, {"value": 2})
-    assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "state.pt"]
+    (leftover / ".metadata").write_text("x")
+    path = save(store, 2)
+    assert sorted(file.name for file in path.iterdir()) == FILES
+    assert steps(store) == ["step_000002"]
 
 
 class Evil:
@@ -127,37 +158,105 @@ class Evil:
 
 
 def test_loading_runs_no_code(store, capsys):
-    path = store.save(1, {})
-    torch.save({"model": Evil()}, path / "state.pt")
-    with pytest.raises(pickle.UnpicklingError):
-        store.load(path)
+    path = save(store, 1)
+    torch.save({"model": Evil()}, path / "trainer.pt")
+    (path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(CheckpointError, match="step_000001 cannot be read"):
+        store.extra(path)
+    with pytest.raises(CheckpointError, match="step_000001 cannot be read: builtins.print"):
+        store.outline(path)
+    with pytest.raises(CheckpointError, match="step_000001 cannot be loaded"):
+        load(store, path)
     assert "code ran" not in capsys.readouterr().out
 
 
-def trained(steps=3):
-    torch.manual_seed(0)
-    model = MLP(6, 4, 1, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-    for _ in range(steps):
-        model(torch.rand(5, 6)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, optimizer
+def test_what_could_not_be_read_back_is_not_written(store):
+    with pytest.raises(CheckpointError, match=r"state of the trainer or of a callback holds .*print"):
+        save(store, 1, callbacks={"evil": Evil()})
+    assert store.newest() == (None, [])
 
 
-def test_weights_and_optimizer_come_back_exactly(store):
-    model, optimizer = trained()
-    path = store.save(3, training_state(model, optimizer))
-    again, its_optimizer = trained(steps=0)
-    load_model(again, store.load(path))
-    load_optimizer(again, its_optimizer, store.load(path))
-    for (_, a), (_, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
-        assert torch.equal(a, b)
-        assert all(torch.equal(optimizer.state[a][key], its_optimizer.state[b][key]) for key in ("step", "exp_avg_sq"))
+def test_a_missing_name_and_another_size_are_told(store):
+    path = save(store, 1)
+    with pytest.raises(CheckpointError, match="step_000001 cannot be loaded: .*model.bias"):
+        store.load(path, {"model.bias": torch.empty(3)})
+    with pytest.raises(CheckpointError, match="cannot be loaded: .*Size mismatch"):
+        store.load(path, {"model.weight": torch.empty(3)})
 
 
-def test_a_checkpoint_of_another_model_is_refused(store):
-    model, optimizer = trained()
-    path = store.save(3, training_state(model, optimizer))
-    with pytest.raises(CheckpointError, match=r"does not fit the model.*head"):
-        load_model(MLP(6, 4, 1, 5), store.load(path))
+def test_a_save_that_fails_is_told_and_leaves_nothing_under_its_name(store):
+    store.directory.write_text("a file, where a directory should be")
+    with pytest.raises(CheckpointError, match="checkpoint step_000001 cannot be written: .*checkpoints"):
+        save(store, 1)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Lets writing begin when it is set."""
+    event, pack = threading.Event(), checkpoint._packed
+
+    def pack_then(extra):
+        assert event.wait(20)
+        return pack(extra)
+
+    monkeypatch.setattr(checkpoint, "_packed", pack_then)
+    yield event
+    event.set()
+
+
+def test_the_background_writes_what_was_there_when_it_was_told(tmp_path, gate):
+    store = CheckpointStore(tmp_path / "background", background=True)
+    weight, extra = torch.arange(1000.0), {"callbacks": {"seen": [1]}, "random": torch.arange(3)}
+    path = store.save(1, {"model.weight": weight}, extra)
+    weight.zero_()
+    extra["callbacks"]["seen"].append(2)
+    extra["random"].zero_()
+    assert store.newest() == (None, [])
+    gate.set()
+    assert store.wait() == path == store.newest()[0]
+    before = CheckpointStore(tmp_path / "foreground")
+    again = before.save(
+        1, {"model.weight": torch.arange(1000.0)}, {"callbacks": {"seen": [1]}, "random": torch.arange(3)}
+    )
+    for name in ("__0_0.distcp", "trainer.pt"):  # .metadata has an identifier of the save
+        assert (path / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_a_save_waits_for_the_one_before(tmp_path, gate):
+    store = CheckpointStore(tmp_path, background=True)
+    save(store, 1, 1)
+    threading.Timer(0.3, gate.set).start()
+    save(store, 2, 2)
+    assert steps(store)[-1] == "step_000001"
+    store.wait()
+    assert [load(store, tmp_path / f"step_00000{step}") for step in (1, 2)] == [1, 2]
+
+
+def test_the_room_for_copies_is_used_again(tmp_path):
+    store = CheckpointStore(tmp_path, background=True)
+    tensors = {"a": torch.ones(3), "b": torch.ones(2)}
+    store.save(1, tensors, {})
+    store.wait()
+    before = {name: buffer.data_ptr() for name, buffer in store._staging._buffers.items()}
+    store.save(2, {**tensors, "b": torch.ones(4), "c": torch.ones(1)}, {})
+    store.wait()
+    after = {name: buffer.data_ptr() for name, buffer in store._staging._buffers.items()}
+    assert after["a"] == before["a"] and after.keys() == {"a", "b", "c"}
+    assert store.sizes(tmp_path / "step_000002")["b"] == torch.Size([4])
+
+
+def test_a_failure_in_the_background_is_raised_by_wait_once(tmp_path):
+    store = CheckpointStore(tmp_path / "file", background=True)
+    store.directory.write_text("x")
+    save(store, 1)
+    with pytest.raises(CheckpointError, match="step_000001 cannot be written"):
+        store.wait()
+    assert store.wait() is None
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path):
+    store = CheckpointStore(tmp_path / "file", background=True)
+    store.directory.write_text("x")
+    save(store, 1)
+    with pytest.raises(CheckpointError, match="step_000001 cannot be written"):
+        save(store, 2)
