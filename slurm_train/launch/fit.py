@@ -97,13 +97,26 @@ def length_faults(model: ModelFacts, data: DataFacts) -> Iterator[Fault]:
 
 
 def tp_plan(parallel: DictConfig, model: ModelFacts) -> dict[str, str]:
-    """Layer name -> style: what `parallel.plan` says, else what the model declares; a later pattern wins."""
+    """Layer name -> style: what `parallel.plan` says, else what the model declares."""
     return {
         layer.name: style
         for wanted, style in (parallel.plan or model.tp_plan).items()
         for layer in model.layers
         if fnmatchcase(layer.name, wanted)
     }
+
+
+def _twice_planned(parallel: DictConfig, model: ModelFacts) -> Iterator[Fault]:
+    """Patterns that want different things of one layer, each told once."""
+    told = set[str]()
+    for layer in model.layers:
+        patterns = [wanted for wanted in parallel.plan if fnmatchcase(layer.name, wanted)]
+        for wanted in patterns[1:]:
+            first = patterns[0]
+            if parallel.plan[wanted] != parallel.plan[first] and wanted not in told:
+                told.add(wanted)
+                problem = f"{layer.name} is {parallel.plan[first]} by {first} already"
+                yield Fault(f"parallel.plan.{wanted}", problem, "let one pattern match")
 
 
 def planned(model: ModelFacts, plan: dict[str, str]) -> list[Layer]:
@@ -128,6 +141,7 @@ def tp_faults(parallel: DictConfig, model: ModelFacts, tp: int, length: int | No
     for wanted, style in parallel.plan.items():
         if style in SHARDED_SIZE and not any(fnmatchcase(layer.name, wanted) for layer in model.layers):
             yield Fault(f"parallel.plan.{wanted}", "matches no linear layer of the model", f"they are {names}")
+    yield from _twice_planned(parallel, model)
     layers = planned(model, tp_plan(parallel, model))
     if not layers and not parallel.plan:
         yield Fault(f"parallel.tp={tp}", "the model has no layer to shard", "use parallel=ddp")

@@ -34,22 +34,28 @@ def this_world(name: str) -> World:
 
 
 def run_on_rank(
-    overrides: Sequence[str], directory: str, verb: str = "train", attempt: int = 1, stop_on: int | None = None
+    overrides: Sequence[str],
+    directory: str,
+    verb: str = "train",
+    attempt: int = 1,
+    stop_on: int | None = None,
+    options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Train or evaluate as one rank; returns the final metrics.
+    """Do what a verb says as one rank; returns the final metrics.
 
     Args:
         overrides: as typed.
         directory: the run directory; made in the first attempt, gone on with in later ones.
-        verb: train or evaluate.
+        verb: train, evaluate, generate or verify.
         attempt: counted from 1.
         stop_on: this rank is asked to stop before the first step.
+        options: arguments of generate or verify.
     """
     config = compose(overrides).config
     world = this_world(f"{directory} {verb} {attempt}")
     plan = json.dumps({"cwd": "", "config_dirs": []})
-    new = attempt == 1 and verb == "train"
-    task = Task(directory, verb, Settings(dump(config), plan) if new else None, create=new)
+    new = attempt == 1 and verb in ("train", "verify")
+    task = Task(directory, verb, Settings(dump(config), plan) if new else None, create=new, options=options or {})
     stop = StopFlag()
     if world.info.rank == stop_on:
         stop.reason = "SIGTERM"

@@ -139,6 +139,10 @@ TRANSFORMER_FAULTS = {
         ("parallel=tp", "parallel.tp=2", "parallel.plan.fc=colwise"),
         "matches no linear layer of the model; they are embed, layers.*.attention.q,",
     ),
+    "two patterns": (
+        ("parallel=tp", "parallel.tp=2", "parallel.plan={embed: rowwise, emb*: colwise}"),
+        "parallel.plan.emb*: embed is rowwise by embed already; let one pattern match",
+    ),
     "loss on shards": (
         ("parallel=tp", "parallel.tp=2", "parallel.loss_parallel=true", "parallel.plan.embed=rowwise"),
         "parallel.loss_parallel=true: the model's tensor-parallel plan has no module of style head; leave it out",
