@@ -62,6 +62,28 @@ def run_on_rank(
     return work(task, config, world, stop)
 
 
+def run(world: Any, ranks: int, overrides: Sequence[str], directory: Path, **options: Any) -> dict[str, Any]:
+    """The metrics of rank 0, from a run on `ranks` ranks; all of them have the same scores.
+
+    Args:
+        world: the fixture.
+        ranks: how many; 1 is this process.
+        overrides: as typed.
+        directory: the run directory.
+        options: further arguments of `run_on_rank`.
+    """
+    if ranks == 1:
+        return run_on_rank(overrides, str(directory), **options)
+    results = world(ranks).run(_with, overrides, str(directory), options, timeout=200.0)
+    scores = [{key: value for key, value in result.items() if key.startswith("test")} for result in results]
+    assert all(score == scores[0] for score in scores)
+    return dict(results[0])
+
+
+def _with(overrides: Sequence[str], directory: str, options: dict[str, Any]) -> dict[str, Any]:
+    return run_on_rank(overrides, directory, **options)
+
+
 def losses(directory: Path) -> dict[int, float]:
     """Step -> loss, from a run's metrics."""
     records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]

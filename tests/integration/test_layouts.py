@@ -5,25 +5,11 @@ import torch
 
 from slurm_train.errors import GridError, UserError
 from slurm_train.models.mlp import MLP
-from tests.integration.runs import SAMPLE, losses, run_on_rank, weights
+from tests.integration.runs import SAMPLE, losses, run, run_on_rank, weights
 from tests.integration.worlds import WorldError
 
 FMNIST = ["+experiment=fmnist", SAMPLE, "train.epochs=1"]
 LAYOUTS = [("ddp", 2), ("ddp", 4), ("tp", 2), ("tp", 4)]
-
-
-def run(world, ranks, overrides, directory, **options):
-    """The metrics of rank 0, from a run on `ranks` ranks."""
-    if ranks == 1:
-        return run_on_rank(overrides, str(directory), **options)
-    results = world(ranks).run(run_on_rank_with, overrides, str(directory), options)
-    scores = [{key: value for key, value in result.items() if key.startswith("test")} for result in results]
-    assert all(score == scores[0] for score in scores)
-    return results[0]
-
-
-def run_on_rank_with(overrides, directory, options):
-    return run_on_rank(overrides, directory, **options)
 
 
 def agree(ours, theirs, tolerance):
@@ -137,6 +123,6 @@ def test_evaluation_counts_every_sample_once(world, single, tmp_path, layout, ra
 )
 def test_a_layout_that_cannot_be_is_refused_by_the_ranks_too(world, tmp_path, overrides, error, told):
     with pytest.raises(WorldError) as caught:
-        world(2).run(run_on_rank_with, [*FMNIST, *overrides], str(tmp_path / "run"), {})
+        world(2).run(run_on_rank, [*FMNIST, *overrides], str(tmp_path / "run"))
     assert set(caught.value.failures) == {0, 1}
     assert all(told in text for text in caught.value.failures.values())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slurm_train.data.resident import TensorData
-from tests.integration.runs import losses, run_on_rank, weights
+from tests.integration.runs import losses, run, run_on_rank, weights
 
 HERE = "tests.integration.test_matrix"
 LM = [
@@ -84,16 +84,6 @@ def Tokens(split="train"):
     targets = samples[:, 1:].clone()
     targets[torch.rand(targets.shape, generator=generator) < 0.2] = -100
     return TensorData(samples[:, :-1].contiguous(), targets)
-
-
-def run(world, ranks, overrides, directory, **options):
-    if ranks == 1:
-        return run_on_rank(overrides, str(directory), **options)
-    return world(ranks).run(run_with, overrides, str(directory), options, timeout=200.0)[0]
-
-
-def run_with(overrides, directory, options):
-    return run_on_rank(overrides, directory, **options)
 
 
 @pytest.fixture(scope="module")
