@@ -49,7 +49,7 @@ def file_faults(config: DictConfig, directory: str) -> Iterator[Fault]:
     path = config.model.get(_INIT_FROM)
     if path is None:
         return
-    if not isinstance(path, str) or not os.path.isfile(os.path.join(directory, path)):
+    if not isinstance(path, str) or not os.path.isfile(os.path.join(directory, os.path.expanduser(path))):
         yield Fault(f"model.{_INIT_FROM}={path}", "is no file", "give a file of weights, as the verb export writes it")
 
 

@@ -74,6 +74,13 @@ def steps_per_epoch(train: DictConfig, data: DataFacts) -> int:
     return -(-_training_samples(train, data) // int(train.batch_size))
 
 
+def total_steps(train: DictConfig, data: DataFacts | None) -> int | None:
+    """Optimizer steps of a run that is not stopped early; None if it is not known."""
+    limits = [steps_per_epoch(train, data) * train.epochs] if data else []
+    limits += [train.max_steps] if train.max_steps else []
+    return min(limits, default=None)
+
+
 def _training_samples(train: DictConfig, data: DataFacts) -> int:
     """Samples left after train.validation, counted as slurm_train.data.batches.split_validation does."""
     samples, part = data.train_samples, train.validation
@@ -94,6 +101,14 @@ def length_faults(model: ModelFacts, data: DataFacts) -> Iterator[Fault]:
     length = sequence_length(model, data)
     if model.length is not None and length is not None and length > model.length:
         yield Fault(f"model.length={model.length}", f"the data's sequences have {length} tokens", f"use {length}")
+
+
+def class_faults(model: ModelFacts, data: DataFacts) -> Iterator[Fault]:
+    """The data's classes, or kinds of tokens, against the scores that the model gives."""
+    scores = model.layers[-1].out_features
+    if data.classes is not None and 1 < scores < data.classes:  # one output is a regression
+        key, kinds = ("vocabulary", "kinds of tokens") if model.length else ("classes", "classes")
+        yield Fault(f"model.{key}={scores}", f"the data has {data.classes} {kinds}", f"use {data.classes}")
 
 
 def tp_plan(parallel: DictConfig, model: ModelFacts) -> dict[str, str]:

@@ -87,6 +87,9 @@ class LaunchPlan:
 
     epochs: int
     steps_per_epoch: int | None
+    total_steps: int | None
+    """Optimizer steps of the whole run; None where the data set is not known and train.max_steps is not set."""
+
     parameters: int | None
     """Number of parameters; None where the model is not known."""
 
@@ -184,6 +187,7 @@ def make_plan(
         findings.note(fit.tp_faults(config.parallel, model, grid.tp, fit.sequence_length(model, data)))
     if model and data:
         findings.note(fit.length_faults(model, data))
+        findings.note(fit.class_faults(model, data))
     if grid:
         findings.note(pipeline_faults(config, grid, model))
     place = findings.trying(_place, config, env, world.launcher if world else "", existing)
@@ -229,6 +233,7 @@ def make_plan(
         environment=environment,
         epochs=config.train.epochs,
         steps_per_epoch=fit.steps_per_epoch(config.train, data) if data else None,
+        total_steps=fit.total_steps(config.train, data),
         parameters=model.parameters if model else None,
         layers=_layers(config, model, grid) if model else (),
         data=_data(data) if data else None,

@@ -67,7 +67,9 @@ def _work(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
         samples = f"{plan.data['train_samples']:,} + {plan.data['test_samples']:,} samples"
         yield "data", f"{samples}, {plan.data['source']}"
     steps = "" if plan.steps_per_epoch is None else f" x {plan.steps_per_epoch:,} steps"
-    yield "epochs", f"{plan.epochs}{steps}"
+    whole = plan.epochs * (plan.steps_per_epoch or 0)
+    ends = "" if plan.total_steps in (None, whole) else f", ends after {plan.total_steps:,} steps (train.max_steps)"
+    yield "epochs", f"{plan.epochs}{steps}{ends}"
 
 
 def _ranks(plan: LaunchPlan) -> Iterable[str]:

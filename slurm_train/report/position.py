@@ -97,10 +97,7 @@ class Position:
     @property
     def steps(self) -> int | None:
         """Steps of the whole run."""
-        if self._started:
-            return self._started.get("total_steps")
-        per_epoch, epochs = self.plan.get("steps_per_epoch"), self.epochs
-        return per_epoch * epochs if per_epoch and epochs else None
+        return (self._started or self.plan).get("total_steps")
 
     @property
     def epoch(self) -> int | None:

@@ -192,6 +192,8 @@ def _started(record: Record) -> str:
         parts.append(f"{record['train_samples']:,} samples")
     if record.get("steps_per_epoch"):
         parts.append(f"{record['epochs']} x {record['steps_per_epoch']:,} steps of {record['batch_size']}")
+        if record["total_steps"] < record["epochs"] * record["steps_per_epoch"]:
+            parts.append(f"ends after {record['total_steps']:,} steps")
     return "\n".join(line for line in (first, "   ".join(parts)) if line)
 
 

@@ -82,9 +82,10 @@ def solve(world_size: int, *, pp: int = 1, dp_replicate: int = 1, dp_shard: int 
         if world_size % fixed:
             below = world_size // fixed * fixed
             near = f"{below} or {below + fixed}" if below else f"{fixed}"
+            largest = _largest(sizes)
             raise GridError(
                 f"{shown}: the fixed axes take {fixed} ranks, which does not divide the world of {world_size}",
-                f"parallel.{_largest(sizes)}",
+                f"parallel.{largest}={sizes[largest]}",
                 f"start {near} ranks (launcher.nodes x launcher.tasks_per_node), or take divisors of {world_size}",
             )
         sizes[open_axes[0]] = world_size // fixed

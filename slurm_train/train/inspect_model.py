@@ -16,6 +16,8 @@ from torch import nn
 from slurm_train.errors import SlurmTrainError, UserError
 from slurm_train.models.layers import SHARDED_SIZE, Layer
 from slurm_train.train.blocks import block_names
+from slurm_train.train.recompute import recompute
+from slurm_train.train.stages import check_ties, stage_starts
 from slurm_train.train.targets import build
 from slurm_train.train.tensor import declared_plan, resolve_plan, tied_names
 
@@ -25,7 +27,8 @@ def inspect(question: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         question: search (directories of the user's files), model (its config), plan (tensor-parallel plan, or empty),
-            tp (its ranks), blocks (parallel.blocks).
+            tp (its ranks), blocks (parallel.blocks), cuts (parallel.cuts), stages (number of pipeline stages),
+            recompute (train.recompute).
 
     Returns:
         parameters (their number) and layers (each that the plan shards, as a slurm_train.models.layers.Layer); or
@@ -43,6 +46,10 @@ def inspect(question: dict[str, Any]) -> dict[str, Any]:
         if question["tp"] > 1:
             plan = resolve_plan(model, question["plan"] or declared_plan(model), question["tp"])
         blocks = block_names(model, question["blocks"])
+        if question["recompute"] is not None:
+            recompute({name: model.get_submodule(name) for name in blocks}, model, question["recompute"])
+        if question["stages"] > 1:
+            check_ties(model, stage_starts(model, blocks, question["cuts"], question["stages"]))
     except SlurmTrainError as error:
         return {"faults": [[fault.key, fault.message, fault.remedy] for fault in error.faults]}
     layers = [asdict(layer) for layer in _layers(model, plan, blocks)]

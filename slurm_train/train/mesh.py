@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from slurm_train.topology.device import backend
 from slurm_train.topology.grid import Grid
 
 
@@ -66,7 +67,7 @@ class Mesh:
 
 
 def make_mesh(grid: Grid, rank: int, device: torch.device, sharded: bool) -> Mesh:
-    """The mesh of a layout. Collective.
+    """The mesh of a layout. Collective. Starts a process group of one rank where fully_shard needs one.
 
     Args:
         grid: sizes of the axes; tp is the innermost, so that its ranks are neighbours on one host.
@@ -77,6 +78,8 @@ def make_mesh(grid: Grid, rank: int, device: torch.device, sharded: bool) -> Mes
     axes = {name: size for name, size in grid.axes().items() if size > 1 or (sharded and name == "dp_shard")}
     if not axes:
         return Mesh(grid, rank)
+    if not dist.is_initialized():  # a single rank whose weights fully_shard keeps
+        dist.init_process_group(backend(device.type), store=dist.HashStore(), rank=rank, world_size=1)
     devices = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
     return Mesh(grid, rank, devices, _data_group(grid, devices))
 

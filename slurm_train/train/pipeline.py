@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,28 @@ class PipelineModel(nn.Module):
             "parallel.pp",
             "call context.forward_backward(batch) instead",
         )
+
+
+class _Stage(PipelineStage):
+    """A stage on which torch finds out shapes by a real pass; that one is to leave no trace in training."""
+
+    def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
+        with _traceless(self.submod):
+            return super()._forward_metadata_inference(*args, **kwargs)
+
+    def _backward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
+        with _traceless(self.submod):
+            return super()._backward_metadata_inference(*args, **kwargs)
+
+
+@contextmanager
+def _traceless(module: nn.Module) -> Iterator[None]:
+    """Buffers, such as batch-norm statistics, and random states are after it what they were before."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        yield
+    for buffer, value in before:
+        buffer.data.copy_(value)  # by .data, for the backward pass to be tried may hold the buffer
 
 
 class Pipeline:
@@ -101,7 +125,7 @@ class Pipeline:
 
     def _new_schedule(self, microbatches: int, loss: Callable[[Tensor, Tensor], Tensor] | None) -> ScheduleGPipe:
         stages = [
-            PipelineStage(module, number, self._count, self._device, group=self._group)
+            _Stage(module, number, self._count, self._device, group=self._group)
             for number, module in self._stages.items()
         ]
         # The losses are weighted already: torch need not divide the gradients by the number of micro-batches.

@@ -91,7 +91,7 @@ def initial_weights(model: DictConfig, whole: nn.Module) -> WeightsFile | None:
     if not path:
         return None
     known = describe(whole)
-    weights = read_weights(Path(path))
+    weights = read_weights(Path(path).expanduser())
     check_weights(weights, known.shapes, aliases=known.aliases)
     return weights
 

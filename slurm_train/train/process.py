@@ -58,8 +58,8 @@ class World:
 
     def leave(self) -> None:
         """End the process group, after a clean end only: with dead peers it could wait for them."""
-        if self.store is not None:
-            dist.barrier()
+        self.barrier()
+        if dist.is_initialized():
             dist.destroy_process_group()
 
     def sum(self, values: Tensor) -> Tensor:

@@ -59,7 +59,11 @@ def run_on_rank(
     stop = StopFlag()
     if world.info.rank == stop_on:
         stop.reason = "SIGTERM"
-    return work(task, config, world, stop)
+    try:
+        return work(task, config, world, stop)
+    finally:
+        if world.store is None and dist.is_initialized():  # a group of this one rank
+            dist.destroy_process_group()
 
 
 def run(world: Any, ranks: int, overrides: Sequence[str], directory: Path, **options: Any) -> dict[str, Any]:

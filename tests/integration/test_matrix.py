@@ -23,6 +23,7 @@ LM = [
     *["train.loss._target_=slurm_train.models.token_loss.TokenCrossEntropy", "train.validation=0"],
     *["train.batch_size=16", "train.eval_batch_size=7", "train.grad_clip=1.0", "train.epochs=9"],
 ]
+REPORT = os.environ.get("SLURM_TRAIN_REPORT")  # read now: a test's environment is clean of such names
 SGD = ["optim=sgd", "optim.lr=0.1", "train.max_steps=50"]
 INTERLEAVED = ("parallel=pp", "parallel.schedule=interleaved")
 
@@ -106,9 +107,15 @@ def deviation(ours, theirs):
 
 
 def report(**figures):
-    if path := os.environ.get("SLURM_TRAIN_REPORT"):
-        with open(path, "a") as file:
+    if REPORT:
+        with open(REPORT, "a") as file:
             file.write(json.dumps(figures) + "\n")
+
+
+def weight_deviation(ours, theirs):
+    ours, theirs = weights(ours), weights(theirs)
+    assert sorted(ours) == sorted(theirs)
+    return max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
 
 
 def check_layout(world, single, tmp_path, layout, ranks):
@@ -116,9 +123,7 @@ def check_layout(world, single, tmp_path, layout, ranks):
     result = run(world, ranks, [*LM, *SGD, *layout], tmp_path / "run")
     assert len(losses(tmp_path / "run")) == 50
     loss = deviation(losses(tmp_path / "run"), losses(expected))
-    ours, theirs = weights(tmp_path / "run"), weights(expected)
-    assert sorted(ours) == sorted(theirs)
-    weight = max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
+    weight = weight_deviation(tmp_path / "run", expected)
     report(layout=" ".join(layout), ranks=ranks, loss=loss, weight=weight)
     assert loss < 1e-4
     assert weight < 1e-5
@@ -146,7 +151,7 @@ def check_pair(world, single, tmp_path, before, after):
         typed = [*LM, *overrides, f"train.max_steps={steps}", *layout]
         result = run(world, ranks, typed, tmp_path / "run", attempt=attempt)
     loss = deviation(losses(tmp_path / "run"), losses(expected))
-    report(before=before, after=after, loss=loss)
+    report(before=before, after=after, loss=loss, weight=weight_deviation(tmp_path / "run", expected))
     assert len(losses(tmp_path / "run")) == 20
     assert loss < 1e-4
     assert result["test_loss"] == pytest.approx(scores["test_loss"], rel=1e-4)

@@ -49,13 +49,14 @@ PLAN = {
     "norm": "replicate",
     "head": "head",
 }
+REST = {"blocks": [], "cuts": [], "stages": 1, "recompute": None}
 
 
 @pytest.fixture
 def question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     (tmp_path / "own_net.py").write_text(OWN)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    return {"search": [str(tmp_path)], "model": {"_target_": "own_net.Net"}, "plan": PLAN, "tp": 2, "blocks": []}
+    return {"search": [str(tmp_path)], "model": {"_target_": "own_net.Net"}, "plan": PLAN, "tp": 2, **REST}
 
 
 def test_the_transformer_is_what_its_facts_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,3 +97,17 @@ def test_a_plan_that_does_not_fit(question: dict[str, Any]) -> None:
     assert message == "tp=4 does not divide the 6 num_embeddings of place (rowwise)"
     ((_, message, _),) = inspect(question | {"plan": {"norm": "colwise"}})["faults"]
     assert message == "norm is a LayerNorm"
+
+
+def test_stages_and_blocks_that_do_not_fit(question: dict[str, Any]) -> None:
+    def message(**changed: Any) -> str:
+        ((key, message, _),) = inspect(question | {"plan": {}, "tp": 1} | changed)["faults"]
+        return f"{key}: {message}"
+
+    assert message(stages=3) == "parallel.pp: Net has 2 blocks (parts.0, parts.1) for 3 stages"
+    assert message(stages=2, cuts=["part.1"]) == "parallel.cuts=part.1: is no module of the model"
+    assert message(blocks=["layer.*"]) == "parallel.blocks=layer.*: matches no module of the model"
+    assert message(recompute=["layer.*"]) == "train.recompute=layer.*: matches no module of the model"
+    tied = {"_target_": "own_net.Net", "tied": True}
+    assert message(stages=2, model=tied).endswith("are one tied weight across pipeline stages")
+    assert "faults" not in inspect(question | {"plan": {}, "tp": 1, "stages": 2, "cuts": ["parts.1"]})

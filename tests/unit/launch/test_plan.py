@@ -88,7 +88,7 @@ FAULTS = {
     ),
     "no product": (
         ("parallel=pp_tp", "launcher.tasks_per_node=3"),
-        "parallel.pp: pp=2 x tp=-1: the fixed axes take 2 ranks, which does not divide the world of 3; start 2 or 4",
+        "parallel.pp=2: pp=2 x tp=-1: the fixed axes take 2 ranks, which does not divide the world of 3; start 2 or 4",
     ),
     "micro-batch": (
         ("train.micro_batch=64", "launcher.tasks_per_node=2"),
@@ -106,6 +106,11 @@ FAULTS = {
     "initial weights": (("model.init_from=none.pt",), "model.init_from=none.pt: is no file"),
     "no layer": (("model=linear", "parallel=tp", "parallel.tp=2"), "the model has no layer to shard"),
     "plan pattern": (("parallel=tp", "parallel.tp=2", "parallel.plan.fc=colwise"), "they are hidden.0, head"),
+    "classes": (("model.classes=9",), "model.classes=9: the data has 10 classes; use 10"),
+    "bytes": (
+        ("model=lm_tiny", "data=bytes", "model.vocabulary=128"),
+        "model.vocabulary=128: the data has 256 kinds of tokens; use 256",
+    ),
     "samples": (("train.batch_size=100000",), "fewer than one global batch"),
     "validation": (("train.validation=100000",), "train.validation=100000: leaves none"),
     "data path": (("data.root=/nonexistent",), "data.root: /nonexistent does not exist"),
@@ -315,3 +320,9 @@ def test_a_large_world_is_shown_by_its_ends() -> None:
     table = lines[lines.index("") + 2 :]
     ranks = [line.split()[0] for line in table[: table.index("")]]
     assert ranks == [*map(str, range(8)), "...", *map(str, range(56, 64))]
+
+
+def test_steps_that_end_a_run_before_its_last_epoch() -> None:
+    plan = planned("train.epochs=100", "train.max_steps=7")
+    assert plan.total_steps == 7 < plan.epochs * (plan.steps_per_epoch or 0)
+    assert ", ends after 7 steps (train.max_steps)" in show(plan)

@@ -22,7 +22,7 @@ from slurm_train.report.rundir import RunDirectory
 from tests.unit.launch.fake_slurm import FakeSlurm, install
 
 Output = pytest.CaptureFixture[str]
-PLAN = {"launcher": "slurm", "epochs": 5, "steps_per_epoch": 844, "world_size": 4}
+PLAN = {"launcher": "slurm", "epochs": 5, "steps_per_epoch": 844, "total_steps": 4220, "world_size": 4}
 
 
 @pytest.fixture

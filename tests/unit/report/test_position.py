@@ -12,7 +12,7 @@ from slurm_train.report.position import position
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.report.table import aligned
 
-PLAN = {"launcher": "inline", "epochs": 3, "steps_per_epoch": 100}
+PLAN = {"launcher": "inline", "epochs": 3, "steps_per_epoch": 100, "total_steps": 300}
 
 
 @pytest.fixture
