@@ -8,7 +8,7 @@ from typing import Any
 
 from slurm_train.launch.plan import LaunchPlan
 from slurm_train.models.layers import SHARDED_SIZE, pattern
-from slurm_train.report.summary import duration
+from slurm_train.report.summary import bytes_text, duration
 
 SHOWN_RANKS = 16
 """Larger worlds are shown by their first and last ranks."""
@@ -105,14 +105,6 @@ def _costs(plan: LaunchPlan, costs: Mapping[str, Any]) -> Iterable[str]:
     for axis, size in costs["traffic"].items():
         rows.append([f"along {axis}", f"{bytes_text(size)} sent a rank"])
     return _table(rows)
-
-
-def bytes_text(size: int) -> str:
-    """A number of bytes in the largest unit that leaves at least 1, such as "1.5 GiB"."""
-    value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"
 
 
 def _layers(plan: LaunchPlan) -> Iterable[str]:

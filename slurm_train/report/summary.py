@@ -31,6 +31,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def bytes_text(size: int) -> str:
+    """A number of bytes in the largest unit that leaves at least 1, such as "1.5 GiB"."""
+    value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"
+
+
 def _newest_attempt(run: RunDirectory) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The last `started` event and the `done` or `evaluated` event after it; empty where there is none."""
     started: Mapping[str, Any] = {}
@@ -59,6 +67,8 @@ def _costs(started: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
         costs.append(f"{ended['samples_per_s']:,.0f} samples/s")
     if "steps" in ended:
         costs.append(f"{ended['steps']:,} steps")
+    if ended.get("peak_memory"):
+        costs.append(f"{bytes_text(max(ended['peak_memory']))} of memory at the peak")
     world = started.get("world_size", 0)
     if costs and world > 1:
         costs.append(f"{world} ranks")

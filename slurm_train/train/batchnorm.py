@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,20 @@ def sync_batchnorm(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
     return model
 
 
+_counted = True  # of the process, not of a thread: autograd may compute activations again in one of its own
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Inside, this rank's samples stand in for none: they take part in the exchange, and count nothing."""
+    global _counted
+    _counted = False
+    try:
+        yield
+    finally:
+        _counted = True
+
+
 def _forward(local: Callable[[Tensor], Tensor], norm: Any, group: dist.ProcessGroup, inputs: Tensor) -> Tensor:
     if not norm.training:
         return local(inputs)
@@ -52,7 +67,7 @@ def _statistics(inputs: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tenso
     Every rank's squares are taken about its own mean, and combined about the global one: sums of plain squares would
     lose the digits of a variance that is small beside the mean.
     """
-    values = _channels_last(inputs)
+    values = _channels_last(inputs)[: None if _counted else 0]
     count = values.new_tensor([len(values)])
     mean = values.sum(0) / count.clamp(min=1)
     mine = torch.cat([count, mean, (values - mean).square().sum(0)])
@@ -86,7 +101,7 @@ class _Normalise(torch.autograd.Function):
         group: dist.ProcessGroup,
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight, count, mean, (variance + eps).rsqrt())
-        ctx.group = group
+        ctx.group, ctx.counted = group, _counted
         return F.batch_norm(inputs, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -99,6 +114,8 @@ class _Normalise(torch.autograd.Function):
         sums = torch.stack([by_bias, by_weight])
         dist.all_reduce(sums, group=ctx.group)
         inner = (outer - (sums[0] + normalised * sums[1]) / count) * inverse
+        if not ctx.counted:  # no statistics came from these samples
+            inner = torch.zeros_like(inner)
         if weight is not None:
             inner = inner * weight
             by_weight, by_bias = by_weight.to(weight.dtype), by_bias.to(weight.dtype)

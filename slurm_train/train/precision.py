@@ -45,11 +45,23 @@ def shard_policy(precision: str) -> MixedPrecisionPolicy:
 
 
 def plain_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
-    """The loss function, computed in fp32 on outputs of any format, as a plain tensor also for sharded outputs."""
+    """The loss function, computed in fp32 on outputs of any format, as a plain tensor also for sharded outputs.
+
+    It raises a UserError where it cannot take the kind of object that the model gives.
+    """
 
     def plain(outputs: Any, targets: Any) -> Tensor:
         low = isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16)
-        value = loss(outputs.float() if low else outputs, targets)
+        try:
+            value = loss(outputs.float() if low else outputs, targets)
+        except (AttributeError, TypeError) as error:
+            if isinstance(outputs, Tensor):
+                raise
+            raise UserError(
+                f"it cannot take what the model gives, an object of type {type(outputs).__name__} ({error})",
+                "train.loss",
+                "let the model's forward return a tensor, or name a loss that takes the object",
+            ) from error
         return value.full_tensor() if isinstance(value, DTensor) else value
 
     return plain

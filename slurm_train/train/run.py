@@ -20,6 +20,7 @@ from slurm_train.topology.jobs import job_id
 from slurm_train.train.context import Context
 from slurm_train.train.generate import generate
 from slurm_train.train.log import RunLog
+from slurm_train.train.peak import peak_memory
 from slurm_train.train.prepare import prepare
 from slurm_train.train.process import World, start
 from slurm_train.train.profile import profiled
@@ -78,7 +79,9 @@ def work(task: Task, config: DictConfig, world: World, stop: StopFlag) -> dict[s
     results = context.evaluate(context.test, "test")
     if context.seconds:
         results |= {"seconds": context.seconds, "samples_per_s": context.samples_seen / context.seconds}
-    log.event("done" if task.verb == "train" else "evaluated", steps=context.position.step, **results)
+    peaks = world.gather(peak_memory(world.device))
+    name = "done" if task.verb == "train" else "evaluated"
+    log.event(name, steps=context.position.step, **results, peak_memory=peaks)
     return results
 
 

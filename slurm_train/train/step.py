@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from slurm_train.data.batches import Batch, bounds
+from slurm_train.train.batchnorm import uncounted
 from slurm_train.train.mesh import Mesh
 from slurm_train.train.pipeline import Pipeline
 from slurm_train.train.weights import MicroWeights, largest_share, weighted
@@ -72,7 +73,9 @@ class WholeStep:
         total: Tensor | None = None
         for number, (inputs, targets, weight) in enumerate(parts):
             last = number == len(parts) - 1
-            with self._exchanging(last, len(parts)), sharded_loss(self._on_shards):
+            stands_in = not batch.weight or number >= _samples(batch.targets)
+            counting = uncounted() if stands_in else nullcontext()
+            with self._exchanging(last, len(parts)), sharded_loss(self._on_shards), counting:
                 loss = weighted(self._loss(self._model(inputs), targets), weight)
                 (loss if factor == 1.0 else loss * factor).backward()
             total = loss.detach() if total is None else total + loss.detach()

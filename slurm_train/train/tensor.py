@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
@@ -66,7 +67,7 @@ def resolve_plan(model: nn.Module, plan: Mapping[str, str], tp: int) -> dict[str
             faults.append(Fault(key, f"unknown style {style!r}", f"use {', '.join(STYLES)}"))
             continue
         for name in names:
-            if problem := _problem(name, modules[name], style):
+            if problem := _problem(name, modules, style):
                 faults.append(Fault(key, *problem))
             elif resolved.get(name, style) != style:
                 faults.append(Fault(key, f"{name} is {resolved[name]} by {by[name]} already", "let one pattern match"))
@@ -80,13 +81,17 @@ def resolve_plan(model: nn.Module, plan: Mapping[str, str], tp: int) -> dict[str
     return resolved
 
 
-def _problem(name: str, module: nn.Module, style: str) -> tuple[str, str] | None:
+def _problem(name: str, modules: Mapping[str, nn.Module], style: str) -> tuple[str, str] | None:
     """Why a module cannot have a style, and what to do."""
+    if style == "replicate":
+        return None
+    module = modules[name]
     kind = type(module).__name__
-    if isinstance(module, nn.MultiheadAttention):
+    around = accumulate(name.split("."), "{}.{}".format)
+    if attention := [owner for owner in around if isinstance(modules[owner], nn.MultiheadAttention)]:
         return (
-            f"{name} is a MultiheadAttention, which keeps queries, keys and values in one parameter and splits the "
-            "heads itself",
+            f"{attention[0]} is a MultiheadAttention, which keeps queries, keys and values in one parameter and "
+            "splits the heads itself",
             "write the attention with nn.Linear layers (see slurm_train/models/transformer.py)",
         )
     if style in SHARDING and not isinstance(module, nn.Linear | nn.Embedding):
@@ -162,8 +167,8 @@ def _style(kind: str, module: nn.Module, mesh: DeviceMesh, sequence: bool, loss_
     if kind in ("rowwise", "rowwise_scatter"):
         output = between if kind == "rowwise_scatter" else Replicate()
         if isinstance(module, nn.Embedding):
-            return RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
-        return RowwiseParallel(output_layouts=output)
+            return _Rowwise(input_layouts=Replicate(), output_layouts=output)
+        return _Rowwise(output_layouts=output)
     if kind == "head":
         output = Shard(-1) if loss_parallel else Replicate()
         return ColwiseParallel(input_layouts=between, output_layouts=output, use_local_output=not loss_parallel)
@@ -176,6 +181,15 @@ def _style(kind: str, module: nn.Module, mesh: DeviceMesh, sequence: bool, loss_
     if kind == "sharded":
         draw_apart(module, mesh.get_local_rank())
     return None
+
+
+class _Rowwise(RowwiseParallel):
+    """Waits for the sum, which what comes next needs at once: a compiled block cannot take one that is on its way."""
+
+    @staticmethod
+    def _prepare_output_fn(layouts: Any, use_local: bool, module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
+        outputs = outputs.redistribute(placements=layouts)
+        return outputs.to_local() if use_local else outputs
 
 
 class _Gather(ParallelStyle):

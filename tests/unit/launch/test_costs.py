@@ -12,12 +12,12 @@ from slurm_train.config.schema import typed
 from slurm_train.data.batches import bounds
 from slurm_train.launch.costs import Costs, costs, rank_parts, step_flops
 from slurm_train.launch.memory import activation_memory, in_flight, optimizer_numbers, recomputed
-from slurm_train.launch.show import bytes_text
 from slurm_train.launch.stages import parts
 from slurm_train.models.facts import cnn_facts, mlp_facts
 from slurm_train.models.layers import ModelFacts
 from slurm_train.models.transformer import Transformer
 from slurm_train.models.transformer_facts import transformer_facts
+from slurm_train.report.summary import bytes_text
 from slurm_train.topology.grid import Grid
 
 ADAMW = {"_target_": "torch.optim.AdamW"}

@@ -125,10 +125,11 @@ def test_the_summary_ends_with_the_run_directory_alone(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", "a: 1\n", "{}")
     run.append_event("done", test_accuracy=0.1, test_loss=9.0)
     run.append_event("started", world_size=2)
-    run.append_event("done", test_accuracy=0.88119, test_loss=0.33, seconds=12.34, samples_per_s=71230.4, steps=4220)
+    scores = {"test_accuracy": 0.88119, "test_loss": 0.33, "peak_memory": [2**30, 3 * 2**29]}
+    run.append_event("done", **scores, seconds=12.34, samples_per_s=71230.4, steps=4220)
     assert summary(run).splitlines() == [
         "test accuracy 0.8812   test loss 0.3300",
-        "time 12.3 s   71,230 samples/s   4,220 steps   2 ranks",
+        "time 12.3 s   71,230 samples/s   4,220 steps   1.5 GiB of memory at the peak   2 ranks",
         "run directory:",
         str(tmp_path / "run"),
     ]

@@ -54,3 +54,6 @@ def test_multihead_attention_is_refused_with_the_reason():
     model = nn.TransformerEncoderLayer(8, 2)
     with pytest.raises(ConfigError, match="self_attn is a MultiheadAttention, which keeps queries, keys and values"):
         resolve_plan(model, {"self_attn": "colwise"}, tp=2)
+    with pytest.raises(ConfigError, match="self_attn is a MultiheadAttention, which keeps queries, keys and values"):
+        resolve_plan(model, {"self_attn.out_proj": "rowwise"}, tp=2)
+    assert resolve_plan(model, {"self_attn": "replicate"}, tp=2) == {"self_attn": "replicate"}
