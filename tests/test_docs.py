@@ -47,10 +47,13 @@ def test_make_targets_exist():
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
-def test_links_lead_somewhere():
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_the_tree_is_true():

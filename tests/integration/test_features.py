@@ -174,7 +174,10 @@ def Untested():
 @pytest.mark.filterwarnings("ignore:.*script_method. is deprecated:DeprecationWarning")  # torch, of its own compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch compiles for a CPU by g++")
-@pytest.mark.parametrize(("layout", "ranks"), [("single", 1), ("fsdp", 2), ("tp_sp", 2)])
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [("tp_sp", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("single", 1), ("fsdp", 2), ("tp", 2)))],
+)
 def test_compiled_blocks_give_the_same_losses(world, done, layout, ranks):
     world(2).run(torch._dynamo.reset)  # else a size that an earlier run of these processes had is one that varies
     overrides = [f"parallel={layout}", "model.depth=1", f"data._target_={HERE}.Untested"]
