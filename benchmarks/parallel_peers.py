@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from slurm_train.data.windows import TokenWindows
 from slurm_train.models.token_loss import TokenCrossEntropy
 from slurm_train.models.transformer import Transformer
 
-LENGTH = 128  # tokens of a sequence
+LENGTH = 64  # tokens of a sequence
 MODEL = {"width": 128, "depth": 4, "heads": 4, "length": LENGTH}
 BATCH = 16  # sequences a step, over all ranks
 STEPS = 20  # in an epoch
@@ -82,7 +82,9 @@ class Job:
 
     def splits(self) -> tuple[TensorDataset, TensorDataset]:
         """Training and validation sequences: the very ones of this project."""
-        return tuple(map(in_memory, split_validation(Bytes("train", self.path, length=LENGTH, test=TEST), HELD_OUT, 0)))
+        text = Bytes("train", self.path, length=LENGTH, test=TEST)
+        training, held_out = map(in_memory, split_validation(text, HELD_OUT, seed=0))
+        return training, held_out
 
     def model(self) -> Transformer:
         """A fresh model, not yet spread over the ranks."""
@@ -180,7 +182,7 @@ def by_hand(job: Job) -> EpochClock:
             optimizer.step()
             if step % LOG_STEPS == 0 and rank == 0:
                 print(f"{step:5d} loss {loss.item():.4f}")
-        clock.stop(samples(training))
+        clock.stop(len(training))
         print(f"validation loss {validate(model, validation, loss_of):.4f}")
     return clock
 
@@ -231,7 +233,7 @@ def lightning(job: Job) -> EpochClock:
             self, trainer: Trainer, module: LightningModule, outputs: object, batch: tuple[Tensor, Tensor], index: int
         ) -> None:
             if index + 1 == trainer.num_training_batches:
-                clock.stop(samples(training))
+                clock.stop(len(training))
 
     clock, ranks = EpochClock(), int(os.environ["WORLD_SIZE"])
     sizes = {"data_parallel_size": job.data_ranks, "tensor_parallel_size": ranks // job.data_ranks}
@@ -253,11 +255,6 @@ def lightning(job: Job) -> EpochClock:
             DataLoader(held_out, batch_size=EVAL_BATCH),
         )
     return clock
-
-
-def samples(data: Sized) -> int:
-    """Samples of an epoch, over all ranks."""
-    return len(data)
 
 
 PEERS: dict[str, Callable[[Job], EpochClock]] = {"by_hand": by_hand, "lightning": lightning}
