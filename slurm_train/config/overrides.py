@@ -90,10 +90,27 @@ def _parse(parser: OverridesParser, text: str, library: Library) -> Override | F
         if is_text(name) and "${" not in value:  # n[3-4] or a path with a quote: a text needs no grammar
             return _plain(parser, key, value, text)
         if not re.fullmatch(r"[\w./@-]+", name):
-            return Fault(text, f"{name} is not a key")
+            return _no_key(text, name)
         cause = "unknown function" if "Unknown function" in str(error) else "the value does not follow Hydra's grammar"
-        quoted = value.replace("'", "\\'")
-        return Fault(text, cause, f"quote it inside the argument: {key}='{quoted}'")
+        return Fault(text, cause, _grammar_remedy(key, value))
+
+
+def _grammar_remedy(key: str, value: str) -> str:
+    """How to type what Hydra's grammar did not take; a mapping or a list in quotes would be a text."""
+    if value.startswith("{"):
+        return _mapping(key)
+    if value.startswith("["):
+        return f"quote each text in the list: {key}=['TEXT', ...]"
+    quoted = value.replace("'", "\\'")
+    return f"quote it inside the argument: {key}='{quoted}'"
+
+
+def _no_key(text: str, name: str) -> Fault:
+    return Fault(text, f"{name} is not a key", _mapping(_PLAN.rstrip(".")) if name.startswith(_PLAN) else "")
+
+
+def _mapping(key: str) -> str:
+    return f"type {key}={{NAME: 'VALUE', ...}}, but a NAME with quotes or brackets in a YAML file (--config-dir)"
 
 
 def _takes_commas(name: str, value: str) -> bool:
@@ -105,7 +122,7 @@ def _plain(parser: OverridesParser, key: str, value: str, text: str) -> Override
     try:
         parsed = parser.parse_override(f"{key}=")
     except HydraException:
-        return Fault(text, f"{key.lstrip('+~')} is not a key")
+        return _no_key(text, key.lstrip("+~"))
     parsed._value, parsed.value_type, parsed.input_line = value, ValueType.ELEMENT, text
     return parsed
 

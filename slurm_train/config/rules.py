@@ -37,12 +37,12 @@ def rule_faults(config: DictConfig) -> Iterator[Fault]:
 
 def typed(key: str, value: Any) -> str:
     """A setting as it would be typed."""
-    text = "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    text = "null" if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
     return f"{key}={text.lower() if isinstance(value, bool) else text}"
 
 
-def _at_least(least: float, word: str = "") -> Rule:
-    return lambda value: "" if value >= least else word or f"must be at least {least:g}"
+def _at_least(least: float) -> Rule:
+    return lambda value: "" if value >= least else f"must be at least {least:g}"
 
 
 def _above(bound: float) -> Rule:

@@ -8,8 +8,7 @@ from omegaconf import DictConfig
 
 from slurm_train.config.rules import typed
 from slurm_train.errors import Fault
-
-_AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+from slurm_train.topology.grid import AXES, REST
 
 
 def train_faults(config: DictConfig) -> Iterator[Fault]:
@@ -48,9 +47,9 @@ def _pipeline_faults(parallel: DictConfig) -> Iterator[Fault]:
 
 def axis_faults(parallel: DictConfig) -> Iterator[Fault]:
     """The axes of the mesh, each by itself: their product is checked against the ranks by the plan."""
-    rest = [axis for axis in _AXES if parallel[axis] == -1]
-    for axis in _AXES:
-        if parallel[axis] < 1 and parallel[axis] != -1:
+    rest = [axis for axis in AXES if parallel[axis] == REST]
+    for axis in AXES:
+        if parallel[axis] < 1 and parallel[axis] != REST:
             yield Fault(f"parallel.{axis}={parallel[axis]}", "must be at least 1, or -1 for the rest of the ranks")
     if len(rest) > 1:
         keys = " and ".join(f"parallel.{axis}" for axis in rest)

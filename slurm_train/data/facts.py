@@ -10,7 +10,7 @@ from slurm_train.data import sources
 from slurm_train.data.corpus import check_boundaries, find_corpus
 from slurm_train.data.idx import IMAGES, LABELS, read_shape
 from slurm_train.data.sequences import cut
-from slurm_train.data.token_layout import token_layout
+from slurm_train.data.token_layout import check_ignore, token_layout
 from slurm_train.errors import DataError
 
 FASHION_MNIST = "slurm_train.data.fashion_mnist.FashionMNIST"
@@ -72,6 +72,7 @@ def _bytes_facts(config: Mapping[str, Any]) -> DataFacts:
 
 
 def _token_file_facts(config: Mapping[str, Any]) -> DataFacts:
+    check_ignore(config.get("ignore"))
     layout = token_layout(config.get("path"), config.get("dtype", "uint16"))
     length = config.get("length", 1024)
     sequences = cut(layout.count, length, config.get("test", 0.05), layout.text)

@@ -67,6 +67,16 @@ def token_layout(path: Any, dtype: Any = "uint16") -> TokenLayout:
     return TokenLayout(file_path, dtype, 0, size // DTYPES[dtype])
 
 
+def check_ignore(ignore: Any) -> None:
+    """Refuse what `ignore` cannot be.
+
+    Raises:
+        DataError: it is neither a whole number nor None.
+    """
+    if ignore is not None and type(ignore) is not int:
+        raise DataError("must be a whole number or null", f"data.ignore={ignore}")
+
+
 def _npy_layout(file: BinaryIO, path: Path, size: int, key: str) -> TokenLayout:
     """The layout that the header of a .npy file tells (numpy.lib.format)."""
     try:

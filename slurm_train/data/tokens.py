@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slurm_train.data.sequences import cut
-from slurm_train.data.token_layout import DTYPES, token_layout
+from slurm_train.data.token_layout import DTYPES, check_ignore, token_layout
 from slurm_train.data.windows import TokenWindows
 from slurm_train.errors import DataError
 
@@ -28,7 +28,7 @@ class TokenFile(TokenWindows):
         ignore: targets of this value, such as padding, do not count. None: all count.
 
     Raises:
-        DataError: the file is missing or is not what it should be, or has too few tokens.
+        DataError: the file is missing or is not what it should be, or has too few tokens; an argument cannot be.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class TokenFile(TokenWindows):
         test: float = 0.05,
         ignore: int | None = None,
     ) -> None:
+        check_ignore(ignore)
         layout = token_layout(path, dtype)
         first, last = cut(layout.count, length, test, layout.text).bounds(split)
         stream = np.memmap(layout.path, dtype=layout.dtype, mode="r", offset=layout.offset, shape=(layout.count,))

@@ -30,7 +30,7 @@ class Costs:
     """Micro-batches of a step and data rank."""
 
     micro_batch: int
-    """Samples of one micro-batch (the last may be smaller)."""
+    """Samples of the largest micro-batch: a share is cut into parts that are as even as can be."""
 
     idle: float
     """The part of a step's time in which a pipeline rank waits: (pp - 1) / (virtual x micro-batches + pp - 1)
@@ -49,11 +49,6 @@ class Costs:
     traffic: Mapping[str, int] = field(default_factory=dict)
     """Axis -> bytes sent (see slurm_train.launch.traffic)."""
 
-    @property
-    def total_memory(self) -> int:
-        """Bytes of all kinds that are known."""
-        return sum(size or 0 for size in self.memory.values())
-
 
 def costs(config: DictConfig, model: ModelFacts, grid: Grid, data: DataFacts | None) -> Costs:
     """The costs of a layout that fits the model.
@@ -66,7 +61,7 @@ def costs(config: DictConfig, model: ModelFacts, grid: Grid, data: DataFacts | N
     """
     share = config.train.batch_size // grid.data_ranks
     count = step_parts(config, grid)
-    micro = config.train.micro_batch or -(-share // count) if grid.pp == 1 else share // count
+    micro = -(-share // count)
     length = sequence_length(model, data) or 1
     stages = stage_count(config.parallel, grid.pp)
     busy = stages // grid.pp * count
@@ -79,7 +74,7 @@ def costs(config: DictConfig, model: ModelFacts, grid: Grid, data: DataFacts | N
         flops=step_flops(model, config.train.batch_size, length),
         offload=bool(config.train.offload),
     )
-    if grid.pp > 1 and (config.parallel.cuts or not model.blocks):
+    if grid.pp > 1 and (config.parallel.cuts or config.parallel.blocks or not model.blocks):
         return found
     held = rank_parts(config, model, grid)
     memories: list[dict[str, int | None]] = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from slurm_train.launch.children import ask
-from slurm_train.launch.plan import LaunchPlan
+from slurm_train.launch.plan import NAMING_KEYS, LaunchPlan
 from slurm_train.launch.stages import stage_count
 
 
@@ -30,5 +30,5 @@ def look(plan: LaunchPlan, config: DictConfig) -> LaunchPlan:
         "stages": stage_count(config.parallel, plan.grid["pp"]),
     }
     answer = ask("slurm_train.train.inspect_model", question, "the model", plan.cwd)
-    checked = tuple(note for note in plan.unchecked if not note.startswith("model"))
+    checked = tuple(note for note in plan.unchecked if not note.startswith(("model", *NAMING_KEYS)))
     return replace(plan, parameters=answer["parameters"], layers=tuple(answer["layers"]), unchecked=checked)

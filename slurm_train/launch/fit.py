@@ -9,6 +9,7 @@ from math import gcd
 
 from omegaconf import DictConfig
 
+from slurm_train.config.rules import typed
 from slurm_train.data.facts import DataFacts
 from slurm_train.errors import Fault
 from slurm_train.models.layers import SHARDED_SIZE, Layer, ModelFacts, pattern
@@ -59,8 +60,8 @@ def sample_faults(train: DictConfig, data: DataFacts) -> Iterator[Fault]:
     """The number of samples against validation and batch."""
     left = _training_samples(train, data)
     if left <= 0:
-        key, problem = f"train.validation={train.validation:g}", f"leaves none of the {data.train_samples:,} samples"
-        yield Fault(key, f"{problem} to train on", "take fewer")
+        problem = f"leaves none of the {data.train_samples:,} samples to train on"
+        yield Fault(typed("train.validation", train.validation), problem, "take fewer")
     elif left < train.batch_size:
         yield Fault(
             f"train.batch_size={train.batch_size}",
@@ -81,6 +82,18 @@ def total_steps(train: DictConfig, data: DataFacts | None) -> int | None:
     return min(limits, default=None)
 
 
+def schedule_warnings(train: DictConfig, steps: int | None) -> Iterator[str]:
+    """A warm-up that lasts as long as the run.
+
+    Args:
+        train: the training settings.
+        steps: optimizer steps of the run, as `total_steps` gives them.
+    """
+    warmup = train.schedule.warmup
+    if steps is not None and warmup >= steps:
+        yield f"train.schedule.warmup={warmup}: the run has {steps} steps, so its learning rate only ever rises"
+
+
 def _training_samples(train: DictConfig, data: DataFacts) -> int:
     """Samples left after train.validation, counted as slurm_train.data.batches.split_validation does."""
     samples, part = data.train_samples, train.validation
@@ -96,14 +109,34 @@ def sequence_length(model: ModelFacts, data: DataFacts | None) -> int | None:
     return data.sample_shape[0]
 
 
-def length_faults(model: ModelFacts, data: DataFacts) -> Iterator[Fault]:
+def data_faults(target: str, model: ModelFacts, data: DataFacts) -> Iterator[Fault]:
+    """The data against what the model takes and gives: sequences of tokens are for a language model, and only they.
+
+    Args:
+        target: data._target_.
+        model: the model.
+        data: the data.
+    """
+    if (len(data.sample_shape) == 1) == (model.length is not None):
+        yield from _length_faults(model, data)
+        yield from _class_faults(model, data)
+    elif model.length is None:
+        problem = "its samples are sequences of tokens, which the model does not take"
+        yield Fault(f"data._target_={target}", problem, "use a language model, such as model=lm_tiny")
+    else:
+        shape = " x ".join(map(str, data.sample_shape))
+        problem = f"its samples are of shape {shape}, but the model takes sequences of tokens"
+        yield Fault(f"data._target_={target}", problem, "use data=bytes or data=tokens")
+
+
+def _length_faults(model: ModelFacts, data: DataFacts) -> Iterator[Fault]:
     """The data's sequences against the longest that the model takes."""
     length = sequence_length(model, data)
     if model.length is not None and length is not None and length > model.length:
         yield Fault(f"model.length={model.length}", f"the data's sequences have {length} tokens", f"use {length}")
 
 
-def class_faults(model: ModelFacts, data: DataFacts) -> Iterator[Fault]:
+def _class_faults(model: ModelFacts, data: DataFacts) -> Iterator[Fault]:
     """The data's classes, or kinds of tokens, against the scores that the model gives."""
     scores = model.layers[-1].out_features
     if data.classes is not None and 1 < scores < data.classes:  # one output is a regression
@@ -131,7 +164,8 @@ def _twice_planned(parallel: DictConfig, model: ModelFacts) -> Iterator[Fault]:
             if parallel.plan[wanted] != parallel.plan[first] and wanted not in told:
                 told.add(wanted)
                 problem = f"{layer.name} is {parallel.plan[first]} by {first} already"
-                yield Fault(f"parallel.plan.{wanted}", problem, "let one pattern match")
+                key = f"parallel.plan.{wanted}={parallel.plan[wanted]}"
+                yield Fault(key, problem, "let one pattern match")
 
 
 def planned(model: ModelFacts, plan: dict[str, str]) -> list[Layer]:
@@ -155,7 +189,8 @@ def tp_faults(parallel: DictConfig, model: ModelFacts, tp: int, length: int | No
     names = ", ".join(dict.fromkeys(map(_shown_name, model.layers)))
     for wanted, style in parallel.plan.items():
         if style in SHARDED_SIZE and not any(fnmatchcase(layer.name, wanted) for layer in model.layers):
-            yield Fault(f"parallel.plan.{wanted}", "matches no linear layer of the model", f"they are {names}")
+            key = f"parallel.plan.{wanted}={style}"
+            yield Fault(key, "matches no linear layer of the model", f"they are {names}")
     yield from _twice_planned(parallel, model)
     layers = planned(model, tp_plan(parallel, model))
     if not layers and not parallel.plan:
@@ -198,9 +233,10 @@ def _shown_name(layer: Layer) -> str:
 
 
 def _style_faults(parallel: DictConfig, model: ModelFacts) -> Iterator[Fault]:
-    """What takes a plan with certain styles."""
+    """What takes a plan with certain styles; tp_sp sets it where nobody has typed it."""
     plan = parallel.plan or model.tp_plan
+    remedy = "use parallel=tp" if parallel.name == "tp_sp" else "leave it out"
     for name, styles in {"sequence": ("sequence", "rowwise_scatter", "gather"), "loss_parallel": ("head",)}.items():
         if parallel[name] and plan and not {*styles} & {*plan.values()}:
             key, which = f"parallel.{name}=true", " or ".join(styles)
-            yield Fault(key, f"the model's tensor-parallel plan has no module of style {which}", "leave it out")
+            yield Fault(key, f"the model's tensor-parallel plan has no module of style {which}", remedy)

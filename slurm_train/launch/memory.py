@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from omegaconf import DictConfig, ListConfig
@@ -101,9 +102,10 @@ def activation_memory(
         parts: micro-batches of a step.
         tokens: tokens of a micro-batch.
     """
-    again = recomputed(config.train.recompute, part.blocks)
-    if not model.width or again is None:
+    chosen = recomputed(config.train.recompute, range(model.blocks))
+    if not model.width or chosen is None:
         return None
+    again = chosen & {*part.blocks}
     train, parallel, width = config.train, config.parallel, model.width
     size, between = compute_bytes(train.precision), residual_bytes(train.precision)
     autocast = size < between
@@ -126,8 +128,9 @@ def activation_memory(
     return round(total)
 
 
-def recomputed(what: object, blocks: tuple[int, ...]) -> set[int] | None:
-    """Which blocks of ours train.recompute computes again; None where it names modules inside them."""
+def recomputed(what: object, blocks: Sequence[int]) -> set[int] | None:
+    """Which of these blocks of ours train.recompute computes again; None where it names modules inside blocks, or none
+    of them."""
     if what is None:
         return set()
     if isinstance(what, ListConfig):

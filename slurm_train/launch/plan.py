@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from slurm_train.config.checks import check, file_faults, unchecked
 from slurm_train.config.compose import Composed
@@ -31,6 +31,9 @@ from slurm_train.topology.jobs import restart_count, run_identity
 from slurm_train.topology.limits import parse_time
 
 T = TypeVar("T")
+
+NAMING_KEYS = ("parallel.cuts", "parallel.blocks", "train.recompute")
+"""What may be a list of names of modules, which only the model itself can tell."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,7 @@ def make_plan(
     if model and grid:
         findings.note(fit.tp_faults(config.parallel, model, grid.tp, fit.sequence_length(model, data)))
     if model and data:
-        findings.note(fit.length_faults(model, data))
-        findings.note(fit.class_faults(model, data))
+        findings.note(fit.data_faults(config.data._target_, model, data))
     if grid:
         findings.note(pipeline_faults(config, grid, model))
     place = findings.trying(_place, config, env, world.launcher if world else "", existing)
@@ -203,10 +205,11 @@ def make_plan(
     # without faults each step has a result
     if world is None or grid is None or place is None or count is None or environment is None:
         raise AssertionError("a step of the plan failed without a fault")
-    script, warned = Script(""), []
+    steps = fit.total_steps(config.train, data)
+    script, warned = Script(""), [*fit.schedule_warnings(config.train, steps)]
     if world.launcher == "slurm":
         script = request.job_script(config, world, environment, str(place[1]), cwd)
-        warned = request.warnings(config, world, grid, str(place[1]), cwd, env)
+        warned += request.warnings(config, world, grid, str(place[1]), cwd, env)
     return LaunchPlan(
         verb=verb,
         options=dict(options or {}),
@@ -233,7 +236,7 @@ def make_plan(
         environment=environment,
         epochs=config.train.epochs,
         steps_per_epoch=fit.steps_per_epoch(config.train, data) if data else None,
-        total_steps=fit.total_steps(config.train, data),
+        total_steps=steps,
         parameters=model.parameters if model else None,
         layers=_layers(config, model, grid) if model else (),
         data=_data(data) if data else None,
@@ -331,4 +334,7 @@ def _notes(
         yield f"model {config.model._target_}: its size, and whether tp divides its layers (plan --deep looks)"
     if data is None:
         yield f"data {config.data._target_}: its number of samples"
+    lists = {key: OmegaConf.select(config, key) for key in NAMING_KEYS}
+    if naming := [key for key, value in lists.items() if isinstance(value, ListConfig) and value]:
+        yield f"{', '.join(naming)}: names of modules (plan --deep looks)"
     yield from unchecked(config, search)

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from slurm_train.errors import Fault, UserError
 from slurm_train.models.layers import Layer, ModelFacts
-from slurm_train.topology.grid import Grid
+from slurm_train.topology.grid import AXES, REST, Grid
 from slurm_train.topology.microbatches import microbatches
 
 
@@ -101,8 +101,8 @@ def pipeline_faults(config: DictConfig, grid: Grid, model: ModelFacts | None) ->
     if parallel.cuts and len(parallel.cuts) != stages - 1:
         problem = f"{shown} stages begin at {stages - 1} cuts, not at {len(parallel.cuts)}"
         yield Fault(f"parallel.cuts=[{','.join(parallel.cuts)}]", problem, f"name {stages - 1} modules")
-    if model and not parallel.cuts:
-        yield from _block_faults(model.blocks, pp, stages, shown)
+    if model and not parallel.cuts and not parallel.blocks:
+        yield from _block_faults(parallel, grid, model.blocks, stages, shown)
     if model and model.tied:
         yield Fault("model.tied=true", "a tied weight across pipeline stages", "use model.tied=false")
     if train.batch_size % grid.data_ranks == 0:
@@ -112,23 +112,32 @@ def pipeline_faults(config: DictConfig, grid: Grid, model: ModelFacts | None) ->
             yield from error.faults
 
 
-def _block_faults(blocks: int, pp: int, stages: int, shown: str) -> Iterator[Fault]:
-    key = f"parallel.pp={pp}"
+def _block_faults(parallel: DictConfig, grid: Grid, blocks: int, stages: int, shown: str) -> Iterator[Fault]:
+    key = f"parallel.pp={parallel.pp}"
     if blocks == 0:
         remedy = "name the modules that start the second stage, the third, ...: parallel.cuts=[NAME]"
         yield Fault(key, "the model has no blocks to cut between", remedy)
     elif blocks < stages:
-        most = blocks // (stages // pp)
-        fewer = f"a pp of at most {most}, or " if most > 1 else ""
+        most = blocks // (stages // grid.pp)
+        shorter = _shorter(parallel, grid, most) if most > 1 else []
         yield Fault(
             key,
             f"{shown} stages, but the model has {blocks} block{'s' * (blocks > 1)}",
-            f"use {fewer}model.depth={stages}",
+            f"use {', or '.join([*shorter, f'model.depth={stages}'])}",
         )
 
 
+def _shorter(parallel: DictConfig, grid: Grid, most: int) -> list[str]:
+    """What makes a pipeline of at most `most` ranks: fewer ranks, or data-parallel pipelines on all of them."""
+    same = max(size for size in range(1, most + 1) if grid.pp % size == 0)
+    open_axis = any(parallel[axis] == REST for axis in AXES if axis != "pp")
+    beside = "" if open_axis else " parallel.dp_replicate=-1"
+    fewer = f"parallel.pp={most} on {grid.world_size // grid.pp * most} ranks"
+    return [fewer, f"parallel.pp={same}{beside}"] if same > 1 else [fewer]
+
+
 def step_parts(config: DictConfig, grid: Grid) -> int:
-    """Micro-batches of one step and data rank; the last may be smaller where there is no pipeline.
+    """Micro-batches of one step and data rank: equal in a pipeline, else as even as can be.
 
     Raises:
         UserError: a pipeline cannot have as many as asked for, or none fit.
@@ -138,4 +147,4 @@ def step_parts(config: DictConfig, grid: Grid) -> int:
     if grid.pp == 1:
         return -(-share // train.micro_batch) if train.micro_batch else 1
     interleaved = parallel.schedule == "interleaved"
-    return microbatches(share, grid.pp, parallel.microbatches, train.micro_batch, interleaved)
+    return microbatches(share, grid.pp, parallel.microbatches, train.micro_batch, interleaved, grid.data_ranks)

@@ -203,7 +203,7 @@ def _refuse_while_active(run: RunDirectory) -> None:
 
 def _go(plan: LaunchPlan, composed: Composed) -> str:
     """Do what is planned, or submit it; returns what came of it in one line."""
-    for warning in plan.warnings:
+    for warning in plan.warnings if _is_main(plan) else ():
         print(f"note: {warning}", file=sys.stderr, flush=True)
     if plan.launcher == "inline":
         _go_inline(plan, dump(composed.config))

@@ -64,7 +64,8 @@ def tensor_traffic(config: DictConfig, model: ModelFacts, part: Part, grid: Grid
     for layer in part.layers:
         if layer.style.startswith("rowwise"):
             reduced += layer.out_features * size * (2 if layer.block in again else 1)
-        elif layer.style and (layer.lookup or layer.name != model.layers[0].name):  # nothing is before the first layer
+        elif layer.style and not layer.lookup and (model.other_products or layer.name != model.layers[0].name):
+            # Token ids and a sample have no gradient; what convolutions give has one.
             shared = layer.name.rpartition(".")[0]
             owner = shared if any(fnmatchcase(shared, wanted) for wanted in gathering) else layer.name
             inputs[owner] = layer.in_features

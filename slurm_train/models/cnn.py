@@ -20,21 +20,19 @@ class CNN(nn.Module):
 
     def __init__(self, channels: int = 16, width: int = 128, classes: int = 10, dropout: float = 0.0) -> None:
         super().__init__()
-        self.facts = cnn_facts(channels, width, classes)
+        self.facts = cnn_facts(channels, width, classes, dropout)
         hidden, head = self.facts.layers
         self.conv1 = nn.Conv2d(1, channels, 3, padding=1)
         self.conv2 = nn.Conv2d(channels, 2 * channels, 3, padding=1)
         self.hidden = nn.Linear(hidden.in_features, hidden.out_features)
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         self.head = nn.Linear(head.in_features, head.out_features)
-        self.dropout = dropout
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores [batch, classes] of images [batch, 1, 28, 28]."""
         features = F.max_pool2d(F.relu(self.conv1(images)), 2)
         features = F.max_pool2d(F.relu(self.conv2(features)), 2)
-        features = F.relu(self.hidden(features.flatten(1)))
-        if self.dropout:
-            features = F.dropout(features, self.dropout, self.training)
+        features = self.drop(F.relu(self.hidden(features.flatten(1))))
         return self.head(features)
 
     def tp_plan(self) -> dict[str, str]:

@@ -18,14 +18,16 @@ def mlp_facts(
 ) -> ModelFacts:
     """The layers of `slurm_train.models.mlp.MLP`: column- and row-wise in pairs, so that a pair costs one all-reduce.
 
-    A last layer without a partner stays replicated.
+    A last layer without a partner stays replicated. Dropout after a column-wise layer works on shards.
     """
     sizes = [in_features, *[width] * depth, classes]
     names = [*(f"hidden.{index}" for index in range(depth)), "head"]
     paired = len(names) - len(names) % 2
     styles = [("colwise", "rowwise")[index % 2] if index < paired else "" for index in range(len(names))]
+    drops = {f"drops.{index}": "sharded" for index in range(depth) if dropout and styles[index] == "colwise"}
+    plan = {name: style for name, style in zip(names, styles, strict=True) if style} | drops
     layers = zip(names, sizes, sizes[1:], styles, strict=False)
-    return ModelFacts(tuple(Layer(name, inputs, outputs, style) for name, inputs, outputs, style in layers))
+    return ModelFacts(tuple(Layer(name, inputs, outputs, style) for name, inputs, outputs, style in layers), plan=plan)
 
 
 def cnn_facts(channels: int = 16, width: int = 128, classes: int = 10, dropout: float = 0.0) -> ModelFacts:
@@ -34,7 +36,8 @@ def cnn_facts(channels: int = 16, width: int = 128, classes: int = 10, dropout: 
     products = 28 * 28 * 9 * channels + 14 * 14 * 9 * channels * 2 * channels
     hidden = Layer("hidden", 2 * channels * 7 * 7, width, "colwise")
     head = Layer("head", width, classes, "rowwise")
-    return ModelFacts((hidden, head), convolutions, other_products=products)
+    plan = {"hidden": "colwise", "head": "rowwise"} | ({"drop": "sharded"} if dropout else {})
+    return ModelFacts((hidden, head), convolutions, other_products=products, plan=plan)
 
 
 def linear_regression_facts(features: int = 1) -> ModelFacts:

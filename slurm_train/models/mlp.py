@@ -23,19 +23,17 @@ class MLP(nn.Module):
         self, in_features: int = 784, width: int = 512, depth: int = 1, classes: int = 10, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.facts = mlp_facts(in_features, width, depth, classes)
+        self.facts = mlp_facts(in_features, width, depth, classes, dropout)
         *hidden, head = (nn.Linear(layer.in_features, layer.out_features) for layer in self.facts.layers)
         self.hidden = nn.ModuleList(hidden)
+        self.drops = nn.ModuleList(nn.Dropout(dropout) if dropout else nn.Identity() for _ in hidden)
         self.head = head
-        self.dropout = dropout
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Scores [batch, classes] of inputs [batch, ...]."""
         features = inputs.flatten(1)
-        for layer in self.hidden:
-            features = F.relu(layer(features))
-            if self.dropout:
-                features = F.dropout(features, self.dropout, self.training)
+        for layer, drop in zip(self.hidden, self.drops, strict=True):
+            features = drop(F.relu(layer(features)))
         return self.head(features)
 
     def tp_plan(self) -> dict[str, str]:

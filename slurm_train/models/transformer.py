@@ -57,7 +57,8 @@ class Transformer(nn.Module):
         hidden = default_hidden(width) if hidden is None else hidden
         sizes = {"vocabulary": vocabulary, "width": width, "depth": depth, "heads": heads, "kv_heads": kv_heads}
         _check(sizes | {"hidden": hidden, "length": length})
-        transformer_facts(width=width, heads=heads, kv_heads=kv_heads, dropout=dropout)  # refuses what does not fit
+        sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "dropout": dropout}
+        transformer_facts(**sizes, tied=tied, rope_base=rope_base, eps=eps)  # refuses what does not fit
         self.depth = depth
         self.length = length
         self.tied = tied

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from math import inf
+from typing import Any
 
 from slurm_train.errors import ConfigError, Fault
 from slurm_train.models.layers import Layer, ModelFacts
@@ -27,6 +29,13 @@ PLAN = {
 }
 """Tensor-parallel style of each module that has one, by patterns of names."""
 
+_NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "dropout": (lambda value: 0 <= value < 1, "must be a number from 0 to below 1"),
+    "rope_base": (lambda value: 0 < value < inf, "must be a number above 0"),
+    "eps": (lambda value: 0 < value < inf, "must be a number above 0"),
+}
+"""The arguments that are no counts: what each may be, and how that is said."""
+
 
 def transformer_facts(
     vocabulary: int = 256,
@@ -46,11 +55,12 @@ def transformer_facts(
     The arguments and their defaults are the model's.
 
     Raises:
-        ConfigError: the heads do not fit the width or each other, or the dropout is no probability.
+        ConfigError: the heads do not fit the width or each other, or an argument is not of its kind.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     hidden = default_hidden(width) if hidden is None else hidden
-    if faults := list(_faults(width, heads, kv_heads, dropout)):
+    numbers = {"dropout": dropout, "rope_base": rope_base, "eps": eps}
+    if faults := [*_head_faults(width, heads, kv_heads), *_kind_faults(tied, numbers)]:
         raise ConfigError(faults)
     layers = [Layer("embed", vocabulary, width, "rowwise_scatter", bias=False, lookup=True)]
     for block in range(depth):
@@ -89,7 +99,7 @@ def _block(block: int, width: int, kv_width: int, hidden: int) -> list[Layer]:
     ]
 
 
-def _faults(width: int, heads: int, kv_heads: int, dropout: float) -> Iterator[Fault]:
+def _head_faults(width: int, heads: int, kv_heads: int) -> Iterator[Fault]:
     if width % heads:
         yield Fault(f"model.heads={heads}", f"does not divide the width of {width}", "take a divisor")
     elif width // heads % 2:
@@ -100,5 +110,12 @@ def _faults(width: int, heads: int, kv_heads: int, dropout: float) -> Iterator[F
         )
     if heads % kv_heads:
         yield Fault(f"model.kv_heads={kv_heads}", f"does not divide the {heads} heads", f"take a divisor of {heads}")
-    if not 0 <= dropout < 1:
-        yield Fault(f"model.dropout={dropout:g}", "must be from 0 to below 1")
+
+
+def _kind_faults(tied: Any, numbers: Mapping[str, Any]) -> Iterator[Fault]:
+    if not isinstance(tied, bool):
+        yield Fault(f"model.tied={tied}", "must be true or false")
+    for name, value in numbers.items():
+        good, problem = _NUMBERS[name]
+        if type(value) not in (int, float) or not good(value):
+            yield Fault(f"model.{name}={value}", problem)

@@ -82,11 +82,12 @@ def solve(world_size: int, *, pp: int = 1, dp_replicate: int = 1, dp_shard: int 
         if world_size % fixed:
             below = world_size // fixed * fixed
             near = f"{below} or {below + fixed}" if below else f"{fixed}"
+            smaller = f", or take divisors of {world_size}" if below else ""
             largest = _largest(sizes)
             raise GridError(
                 f"{shown}: the fixed axes take {fixed} ranks, which does not divide the world of {world_size}",
                 f"parallel.{largest}={sizes[largest]}",
-                f"start {near} ranks (launcher.nodes x launcher.tasks_per_node), or take divisors of {world_size}",
+                f"start {near} ranks (launcher.nodes x launcher.tasks_per_node){smaller}",
             )
         sizes[open_axes[0]] = world_size // fixed
     elif fixed != world_size:

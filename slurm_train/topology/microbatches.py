@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from slurm_train.errors import UserError
 
 
-def microbatches(local_batch: int, pp: int, asked: int | None, micro_batch: int | None, interleaved: bool) -> int:
+def microbatches(
+    local_batch: int, pp: int, asked: int | None, micro_batch: int | None, interleaved: bool, data_ranks: int = 1
+) -> int:
     """The number of equal micro-batches of one step and data rank.
 
     They must be at least as many as the pipeline's ranks, or some of those never work at the same time, and under the
@@ -20,6 +22,7 @@ def microbatches(local_batch: int, pp: int, asked: int | None, micro_batch: int 
         micro_batch: train.micro_batch, the samples of each, which gives the default; without it the default is the
             largest number that fits, up to twice the ranks.
         interleaved: whether the schedule is the interleaved one.
+        data_ranks: data ranks that share the global batch, which a fault names.
 
     Raises:
         UserError: no number fits, or not the one asked for; names the nearest that do.
@@ -28,11 +31,12 @@ def microbatches(local_batch: int, pp: int, asked: int | None, micro_batch: int 
     fitting = [n for n in range(pp, local_batch + 1) if local_batch % n == 0 and n % step == 0]
     kind = f"at least {pp}" + f" and a multiple of {pp}" * interleaved
     if not fitting:
-        below, above = local_batch // pp * pp, (local_batch // pp + 1) * pp
+        below = local_batch // pp * pp
+        sizes = [share * data_ranks for share in (below, below + pp) if share]
         raise UserError(
             f"the {local_batch} samples of a data rank make no micro-batches that are equal, {kind}",
-            "train.batch_size",
-            f"give each data rank {f'{below} or {above}' if below and interleaved else above} samples",
+            f"train.batch_size={local_batch * data_ranks}",
+            f"use {' or '.join(map(str, sizes))}",
         )
     if asked is None and micro_batch is None:
         return max((n for n in fitting if n <= 2 * pp), default=fitting[0])

@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from slurm_train.errors import UserError
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 
 def sync_batchnorm(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
     """The model, whose batch norms take the statistics of their batches over all ranks in training.
@@ -26,9 +30,30 @@ def sync_batchnorm(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
     """
     if dist.get_world_size(group) > 1:
         for module in model.modules():
-            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            if isinstance(module, NORMS):
                 module.forward = partial(_forward, module.forward, module, group)
     return model
+
+
+def require_whole_batches(model: nn.Module, samples: int | None, batch_size: int) -> None:
+    """Refuse a pipeline in which batch norms would see a partial last batch: it is filled up with stand-ins there.
+
+    Args:
+        model: the whole model.
+        samples: of an epoch; None where they are not known.
+        batch_size: of the global batch.
+
+    Raises:
+        UserError: names train.batch_size.
+    """
+    left = batch_size if samples is None else samples % batch_size
+    if left and any(isinstance(module, NORMS) for module in model.modules()):
+        amount = "an unknown number of" if samples is None else f"{left}"
+        raise UserError(
+            f"the last batch of an epoch has {amount} samples, which batch norms in a pipeline cannot take",
+            f"train.batch_size={batch_size}",
+            "take a divisor of the training samples, or a norm of each sample, such as LayerNorm or GroupNorm",
+        )
 
 
 _counted = True  # of the process, not of a thread: autograd may compute activations again in one of its own
@@ -38,11 +63,11 @@ _counted = True  # of the process, not of a thread: autograd may compute activat
 def uncounted() -> Iterator[None]:
     """Inside, this rank's samples stand in for none: they take part in the exchange, and count nothing."""
     global _counted
-    _counted = False
+    before, _counted = _counted, False
     try:
         yield
     finally:
-        _counted = True
+        _counted = before
 
 
 def _forward(local: Callable[[Tensor], Tensor], norm: Any, group: dist.ProcessGroup, inputs: Tensor) -> Tensor:

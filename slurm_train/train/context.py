@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from slurm_train.train.callbacks import Callbacks
 from slurm_train.train.checkpoint import CheckpointStore
 from slurm_train.train.ema import Ema
 from slurm_train.train.evaluate import evaluate
-from slurm_train.train.export import TIED
 from slurm_train.train.gradients import clip_gradients
 from slurm_train.train.log import RunLog
 from slurm_train.train.loss_scale import LossScale
@@ -29,7 +28,7 @@ from slurm_train.train.mesh import Mesh
 from slurm_train.train.parallel import ParallelModel
 from slurm_train.train.process import World
 from slurm_train.train.profile import Steps
-from slurm_train.train.state import require_fit, restore, tensors_of
+from slurm_train.train.state import TIED, require_fit, restore, tensors_of
 from slurm_train.train.step import Step
 from slurm_train.train.stop import StopFlag
 from slurm_train.train.weights import MicroWeights
@@ -62,8 +61,8 @@ class Context:
                 context.step_done(loss)
             context.epoch_done()
 
-    `forward_backward` knows micro-batches, pipelines and sharded losses. Where a layout has none of these a function
-    may also do that part by itself:
+    `forward_backward` knows micro-batches, pipelines, sharded losses and the scale that fp16 needs. Where a run has
+    none of these a function may also do that part by itself:
 
         inputs, targets, weight = batch
         loss = context.loss(context.model(inputs), targets) * weight
@@ -270,15 +269,19 @@ class Context:
         self.log.message(f"training ends: {reason}")
 
     def evaluate(self, batches: EvalBatches | None, name: str) -> dict[str, float]:
-        """Loss and accuracy over `batches`, written to the metrics as <name>_loss and <name>_accuracy."""
+        """Loss, and accuracy or perplexity, over `batches`, written to the metrics as <name>_loss and so on."""
         if batches is None:
             return {}
-        with self.ema.swapped(self.model) if self.ema else nullcontext():
+        with self.averaged():
             results = evaluate(self.parallel, self.compute, batches, self.loss, self.weigh, self.world)
         metrics = {f"{name}_{key}": value for key, value in results.items()}
         epoch = self.position.epoch
         self.log.metrics([{"step": self.position.step, "epoch": epoch, **metrics, "time": time.time()}])
         return metrics
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside, the model has its averaged weights, where there is an average."""
+        return self.ema.swapped(self.model) if self.ema else nullcontext()
 
     def save(self) -> None:
         """Save a checkpoint of this moment. Collective."""
@@ -286,6 +289,7 @@ class Context:
         extra = {
             "position": vars(self.position).copy(),
             "callbacks": self.callbacks.state_dict(),
+            "grid": self.grid.axes(),
             "random": self.world.gather(random_state(self.device)),
             "scale": self.scale.state_dict() if self.scale else {},
             TIED: dict(self.parallel.whole.aliases),
@@ -309,7 +313,7 @@ class Context:
         self.callbacks.load_state_dict(extra["callbacks"])
         if self.scale and extra["scale"]:
             self.scale.load_state_dict(extra["scale"])
-        if len(extra["random"]) == self.world.info.world_size:
+        if extra["grid"] == self.grid.axes():  # else a rank that is to draw as its neighbours do might not
             set_random_state(extra["random"][self.world.info.rank], self.device)
 
     def restore_model(self, path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from slurm_train.data.batches import Batch
@@ -74,7 +75,8 @@ def _sums(
     sums[0] = loss(outputs, targets).item() * amount if amount else 0.0
     sums[1] = amount
     if is_classification(outputs, targets):
-        sums[2] = (outputs.argmax(dim=1) == targets).sum().item()
+        found = outputs.argmax(dim=1)
+        sums[2] = ((found.full_tensor() if isinstance(found, DTensor) else found) == targets).sum().item()
         sums[3] = samples
     elif weigh.counts_tokens(targets):
         sums[4] = amount
@@ -83,7 +85,7 @@ def _sums(
 
 def _first(count: int, tensor: Any) -> Any:
     """The samples that count: a stand-in may stand after them."""
-    return tensor[:count] if isinstance(tensor, Tensor) and len(tensor) > count else tensor
+    return tensor[:count] if isinstance(tensor, Tensor) and tensor.ndim and len(tensor) > count else tensor
 
 
 def is_classification(outputs: Any, targets: Any) -> bool:

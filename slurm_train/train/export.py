@@ -19,11 +19,9 @@ from torch import Tensor
 from slurm_train.errors import CheckpointError, SlurmTrainError, UserError
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.train.checkpoint import CheckpointStore
-from slurm_train.train.state import EMA, MODEL
+from slurm_train.train.state import EMA, MODEL, TIED
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
-TIED = "tied"
-"""Key of a checkpoint's plain values: further name of a tied parameter -> the name under which it is saved."""
 
 
 def export(run: str | Path, output: str | Path, ema: bool = False, checkpoint: str = "") -> str:
@@ -35,7 +33,7 @@ def export(run: str | Path, output: str | Path, ema: bool = False, checkpoint: s
     Args:
         run: the run directory.
         output: the file, a new one: .safetensors, .pt or .pth.
-        ema: write the averaged weights, where there are any; buffers and frozen parameters have none.
+        ema: write the averaged weights, where there are any; buffers have none.
         checkpoint: name of the checkpoint, e.g. step_000100; "" takes the newest whole one.
 
     Returns:

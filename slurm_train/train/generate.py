@@ -38,16 +38,19 @@ def generate(
     ids = list(data.encode(prompt))
     if not ids:
         raise UserError("the prompt has no token", "--prompt", "give it at least one")
-    length = int(context.config.data.get("length") or context.config.model.get("length"))
+    length = context.config.data.get("length") or context.config.model.get("length")
+    if not length:
+        raise UserError("neither the data nor the model says how many tokens are looked at", "data.length", "set it")
     generator = torch.Generator().manual_seed(seed)
     context.model.eval()
-    for _ in range(tokens):
-        seen = ids[-length:]
-        # Of one shape always, whatever stands after the token that is asked for: a causal model does not look there.
-        inputs = torch.zeros(1, length, dtype=torch.int64)
-        inputs[0, : len(seen)] = torch.tensor(seen)
-        scores = context.compute.outputs(inputs.to(context.device))
-        ids.append(_agreed(context, _drawn(scores, len(seen) - 1, temperature, top_k, generator)))
+    with context.averaged():
+        for _ in range(tokens):
+            seen = ids[-length:]
+            # Of one shape always, whatever stands after the token asked for: a causal model does not look there.
+            inputs = torch.zeros(1, length, dtype=torch.int64)
+            inputs[0, : len(seen)] = torch.tensor(seen)
+            scores = context.compute.outputs(inputs.to(context.device))
+            ids.append(_agreed(context, _drawn(scores, len(seen) - 1, temperature, top_k, generator)))
     return str(data.decode(ids))
 
 

@@ -21,7 +21,7 @@ from slurm_train.train.mesh import Mesh
 from slurm_train.train.pipeline import PipelineModel
 from slurm_train.train.precision import autocast, shard_policy
 from slurm_train.train.recompute import recompute
-from slurm_train.train.stages import check_stages, check_ties, holds, keep_stage, stage_of, stage_starts
+from slurm_train.train.stages import check_stages, check_ties, check_trained, holds, keep_stage, stage_of, stage_starts
 from slurm_train.train.tensor import declared_plan, resolve_plan, shard_layers, tied_names
 
 
@@ -178,6 +178,7 @@ def _stages(
     count = pp * virtual
     starts = stage_starts(whole, blocks, list(parallel.cuts), count)
     check_ties(whole, starts)
+    check_trained(whole, starts, pp)
 
     def stage(number: int) -> nn.Module:
         return keep_stage(build_model(config.model, config.seed), starts, number)
@@ -200,11 +201,22 @@ def _fill_and_shard(
     train = config.train
     sharded = is_sharded(mesh.grid, train)
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if train.offload else OffloadPolicy()
-    for name in [*blocks, ""]:
-        fill(part, name, config.seed, device, weights, done=blocks if not name else ())
+    alone = _self_contained(part, blocks)
+    for name in [*alone, ""]:
+        fill(part, name, config.seed, device, weights, done=alone if not name else ())
         if sharded:
             module = part.get_submodule(name)
             fully_shard(module, mesh=mesh.shards, mp_policy=shard_policy(train.precision), offload_policy=offload)
+
+
+def _self_contained(part: nn.Module, blocks: list[str]) -> list[str]:
+    """The blocks that share no parameter with what lies outside: fully_shard would give each side one of its own."""
+
+    def divides(block: str, names: list[str]) -> bool:
+        return len({name.startswith(f"{block}.") for name in names}) == 2
+
+    tied = tied_names(part)
+    return [block for block in blocks if not any(divides(block, names) for names in tied)]
 
 
 def _replicate(model: nn.Module, mesh: Mesh, find_unused: bool) -> nn.Module:

@@ -15,6 +15,7 @@ from slurm_train.errors import UserError
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.topology.grid import AXES, solve
 from slurm_train.topology.microbatches import microbatches
+from slurm_train.train.batchnorm import require_whole_batches
 from slurm_train.train.callbacks import Callbacks, EarlyStopping
 from slurm_train.train.checkpoint import CheckpointStore
 from slurm_train.train.context import Context
@@ -47,12 +48,14 @@ def prepare(config: DictConfig, world: World, directory: RunDirectory, log: RunL
     weights = initial_weights(config.model, whole)
     mesh = make_mesh(grid, rank, device, is_sharded(grid, config.train))
     train, validation, test = make_batches(config, world, grid, log)
+    if grid.pp > 1:
+        require_whole_batches(whole, train.samples, config.train.batch_size)
     parallel = parallelize(config, whole, mesh, device, example_of(train) if grid.pp > 1 else None, weights)
     del whole  # without a pipeline it is part of `parallel`; with one it is memory
     groups = parameter_groups(parallel.named_parameters(), config.train.no_decay, parallel.whole.shapes)
     optimizer = build(config.optim, "optim", params=groups)
-    loss = plain_loss(build(config.train.loss, "train.loss"))
-    weigh = MicroWeights(config.train.count, build(config.train.loss, "train.loss"), mesh)
+    by_user = build(config.train.loss, "train.loss")
+    loss, weigh = plain_loss(by_user), MicroWeights(config.train.count, by_user, mesh)
     # Dropout: alike within a tensor-parallel group, different across data ranks and pipeline stages.
     torch.manual_seed(config.seed * 1_000_003 + 1 + mesh.data_rank + grid.data_ranks * mesh.place["pp"])
     context = Context(
@@ -113,6 +116,7 @@ def make_step(
         config.parallel.microbatches,
         train.micro_batch,
         config.parallel.schedule == "interleaved",
+        mesh.grid.data_ranks,
     )
     return PipelineStep(pipeline, mesh, weigh, share, wanted, parallel.stages > mesh.grid.pp, parallel.on_shards)
 

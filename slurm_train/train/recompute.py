@@ -62,7 +62,7 @@ def _matching(model: nn.Module, what: str | Sequence[str]) -> dict[str, nn.Modul
             faults.append(Fault(f"{KEY}={pattern}", "matches no module of the model", remedy))
     if faults:
         raise ConfigError(faults)
-    return chosen
+    return {name: module for name, module in chosen.items() if not any(name.startswith(f"{n}.") for n in chosen)}
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

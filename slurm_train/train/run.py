@@ -17,6 +17,7 @@ from slurm_train.errors import CheckpointError, UserError
 from slurm_train.report.progress import ProgressView
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.topology.jobs import job_id
+from slurm_train.train.checkpoint import CheckpointStore
 from slurm_train.train.context import Context
 from slurm_train.train.generate import generate
 from slurm_train.train.log import RunLog
@@ -62,9 +63,15 @@ def work(task: Task, config: DictConfig, world: World, stop: StopFlag) -> dict[s
     directory = agree_on_directory(task, world)
     view = ProgressView() if task.live and world.is_main else None
     log = RunLog(directory if world.is_main else None, view)
-    context = prepare(exact(config) if task.verb == "verify" else config, world, directory, log, stop)
-    resumed = go_on(context, needed=task.verb != "train") if task.verb != "verify" else ""
-    log.event("started", **facts(context, resumed))
+    checkpoint = newest_checkpoint(task.verb, directory, world, log)
+    if task.verb == "verify":
+        config = exact(config)
+    elif checkpoint and "init_from" in config.model:  # its weights are left behind, and may be gone
+        config.model.init_from = None
+    context = prepare(config, world, directory, log, stop)
+    if checkpoint:
+        go_on(context, Path(checkpoint), task.verb)
+    log.event("started", **facts(context, checkpoint))
     if task.verb == "verify":
         results = verify(context, **task.options)
         log.event("evaluated", verb="verify", **results)
@@ -104,29 +111,34 @@ def agree_on_directory(task: Task, world: World) -> RunDirectory:
     return RunDirectory.open(path)
 
 
-def go_on(context: Context, needed: bool) -> str:
-    """Load the newest whole checkpoint, if there is one. Returns its path.
+def newest_checkpoint(verb: str, directory: RunDirectory, world: World, log: RunLog) -> str:
+    """The path of the newest whole checkpoint, the same on all ranks; empty where there is none, and for verify.
 
     Raises:
-        CheckpointError: one is needed and there is none.
+        CheckpointError: the verb needs one and there is none.
     """
 
     def find_newest() -> str:
-        path, broken = context.checkpoints.newest()
+        path, broken = CheckpointStore(directory.checkpoints).newest()
         for line in broken:
-            context.log.message(line)
+            log.message(line)
         return str(path or "")
 
-    path = context.world.from_main("checkpoint", find_newest)
-    if path:
-        if needed:
-            context.restore_model(Path(path))
-        else:
-            context.restore(Path(path))
-            context.log.event("resumed", step=context.position.step, checkpoint=path)
-    elif needed:
-        raise CheckpointError(f"{context.directory.path} has no whole checkpoint", remedy="let it end an epoch first")
+    if verb == "verify":
+        return ""
+    path = world.from_main("checkpoint", find_newest)
+    if not path and verb != "train":
+        raise CheckpointError(f"{directory.path} has no whole checkpoint", remedy="let it end an epoch first")
     return path
+
+
+def go_on(context: Context, checkpoint: Path, verb: str) -> None:
+    """Load a checkpoint: all of it to train, else the weights."""
+    if verb != "train":
+        context.restore_model(checkpoint)
+        return
+    context.restore(checkpoint)
+    context.log.event("resumed", step=context.position.step, checkpoint=str(checkpoint))
 
 
 def train(context: Context) -> None:
@@ -141,8 +153,8 @@ def train(context: Context) -> None:
             function(context, **arguments)
     except RuntimeError as error:
         raise explained(error, context.model) from error
-    context.checkpoints.wait()
     context.callbacks.call("on_end", context)
+    context.checkpoints.wait()
 
 
 def explained(error: RuntimeError, model: nn.Module) -> Exception:

@@ -73,6 +73,19 @@ def check_ties(model: nn.Module, starts: Sequence[str]) -> None:
             raise UserError(f"{tied} are one tied weight across pipeline stages", "parallel.pp", remedy)
 
 
+def check_trained(model: nn.Module, starts: Sequence[str], pp: int) -> None:
+    """Refuse pipeline ranks that have nothing to train.
+
+    Raises:
+        UserError: names them.
+    """
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    idle = sorted({*range(pp)} - {stage_of(model, name, starts) % pp for name in names})
+    if idle:
+        which = f"pipeline rank{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}"
+        raise UserError(f"{which} would have no parameter to train", "parallel.pp", "cut elsewhere: parallel.cuts")
+
+
 def keep_stage(model: nn.Module, starts: Sequence[str], stage: int) -> nn.Module:
     """Replace what other stages hold, in place; returns the model."""
     names = [name for name, _ in model.named_modules()]
@@ -111,28 +124,20 @@ def _stage_of(name: str, names: Sequence[str], starts: Sequence[str]) -> int:
 
 @torch.no_grad()
 def check_stages(model: nn.Module, stages: Sequence[nn.Module], inputs: Tensor) -> None:
-    """Refuse a model whose stages, one after the other, do not give what the whole gives.
+    """Refuse a model whose stages, one after the other, do not give what the whole gives, in training too.
 
     Args:
-        model: with its weights, on the CPU.
-        stages: the same, cut.
+        model: with its weights, on the CPU; to be used no more, for its buffers may change.
+        stages: the same, cut; also to be used no more.
         inputs: a few samples.
 
     Raises:
         UserError: they differ.
     """
-    modes = [module.training for module in (model, *stages)]
-    for module in (model, *stages):
-        module.eval()
-    hidden = inputs
     try:
-        for stage in stages:
-            hidden = stage(hidden)
-        same = torch.equal(hidden, model(inputs))
+        same = all(_same(model, stages, inputs, training) for training in (False, True))
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         same = False
-    for module, mode in zip((model, *stages), modes, strict=True):
-        module.train(mode)
     if not same:
         raise UserError(
             f"the stages of {type(model).__name__} together do not give what the whole gives: its forward does more "
@@ -140,3 +145,15 @@ def check_stages(model: nn.Module, stages: Sequence[nn.Module], inputs: Tensor) 
             "parallel.cuts",
             "cut elsewhere, or write what it does there as a module",
         )
+
+
+def _same(model: nn.Module, stages: Sequence[nn.Module], inputs: Tensor, training: bool) -> bool:
+    """Whether both give the same from the same random state: a function that drops would do so in each stage."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        whole = model.train(training)(inputs)
+        torch.manual_seed(0)
+        hidden = inputs
+        for stage in stages:
+            hidden = stage.train(training)(hidden)
+    return torch.equal(hidden, whole)

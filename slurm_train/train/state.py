@@ -7,7 +7,7 @@ optimizer, such as its learning rate, are not among them: they come from the con
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from slurm_train.train.checkpoint import CheckpointStore
 
 MODEL, OPTIMIZER, EMA = "model.", "optimizer.", "ema."
 NUMBER = ".number"  # ends the name of a plain number of an optimizer, which is saved as a tensor
+TIED = "tied"
+"""Key of a checkpoint's plain values: further name of a tied parameter -> the name under which it is saved."""
+
 _LISTED = 4
 
 
@@ -213,6 +216,7 @@ def _kept_keys(optimizer: Optimizer, group: Mapping[str, Any], ndim: int) -> set
     try:
         twin = copy.copy(optimizer)
         twin.state, twin.param_groups = defaultdict(dict), [{**group, "params": [parameter]}]
+        twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         twin.step()
     except Exception:  # an optimizer of the user's, which may want anything
         return None

@@ -165,14 +165,15 @@ def _whole(parameter: nn.Parameter | None, name: str, layout: ParallelModel) -> 
     whole = None
     if parameter is not None:
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        whole = whole.detach().contiguous()
+        whole = whole.detach()
     if layout.mesh.grid.pp == 1:
         return whole
     owner = layout.owners[name] * (layout.mesh.grid.world_size // layout.mesh.grid.pp)
+    device = layout.mesh.devices.device_type  # type: ignore[union-attr]
     if owner and layout.mesh.rank == owner and whole is not None:
-        dist.send(whole, 0)
+        dist.send(whole.to(device, torch.float32).contiguous(), 0)  # an offloaded one is on the CPU
     elif owner and layout.mesh.rank == 0:
-        whole = torch.empty(layout.whole.shapes[name], device=layout.mesh.devices.device_type)  # type: ignore[union-attr]
+        whole = torch.empty(layout.whole.shapes[name], device=device)
         dist.recv(whole, owner)
     return whole
 

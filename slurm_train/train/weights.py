@@ -75,6 +75,8 @@ def weighted(loss: Tensor, weight: Tensor | float) -> Tensor:
     """A mean loss times its weight; 0 where it is the mean over nothing."""
     if isinstance(weight, Tensor):
         return torch.where(weight > 0, loss, torch.zeros_like(loss)) * weight
+    if weight == 0.0:
+        return weighted(loss, loss.new_zeros(()))
     return loss if weight == 1.0 else loss * weight
 
 

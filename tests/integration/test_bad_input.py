@@ -19,8 +19,8 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE
 TORCHRUN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 # "$": what is typed, after the environment (@); below it a line for each fault, and deeper what belongs to that line.
-# F is +experiment=fmnist with the embedded sample, TRANSFORMER the class as the model, HERE the working directory;
-# DIRECTORY and AGAIN are remedies.
+# F is +experiment=fmnist with the embedded sample, TRANSFORMER the class as the model with this file as its data, HERE
+# the working directory; DIRECTORY and AGAIN are remedies.
 KNOWN_BEFORE = """
 $ F train.epoch=3
     train.epoch=3: unknown key; did you mean train.epochs?
@@ -96,15 +96,15 @@ $ F parallel=ddp launcher.tasks_per_node=3
 $ F parallel.pp=2
     parallel.pp=2: the model has no blocks to cut between;
         name the modules that start the second stage, the third, ...: parallel.cuts=[NAME]
-$ F TRANSFORMER parallel=pp parallel.pp=8
-    parallel.pp=8: 8 stages, but the model has 4 blocks; use a pp of at most 4, or model.depth=8
-$ F TRANSFORMER model.tied=true parallel=pp parallel.pp=2
+$ TRANSFORMER parallel=pp parallel.pp=8
+    parallel.pp=8: 8 stages, but the model has 4 blocks;
+        use parallel.pp=4 on 4 ranks, or parallel.pp=4 parallel.dp_replicate=-1, or model.depth=8
+$ TRANSFORMER model.tied=true parallel=pp parallel.pp=2
     model.tied=true: a tied weight across pipeline stages; use model.tied=false
-$ F TRANSFORMER parallel=pp parallel.pp=4 parallel.microbatches=2
+$ TRANSFORMER parallel=pp parallel.pp=4 parallel.microbatches=2
     parallel.microbatches=2: the 64 samples of a data rank take a number that divides them, at least 4; use 4
-$ F TRANSFORMER parallel=pp parallel.pp=4 train.batch_size=2
-    train.batch_size: the 2 samples of a data rank make no micro-batches that are equal, at least 4;
-        give each data rank 4 samples
+$ TRANSFORMER parallel=pp parallel.pp=4 train.batch_size=2
+    train.batch_size=2: the 2 samples of a data rank make no micro-batches that are equal, at least 4; use 4
 $ F train.precision=fp16 train.device=cpu
     train.precision=fp16: fp16 needs cuda, but train.device=cpu; use bf16 or fp32
 $ F parallel.tp=0
@@ -112,9 +112,9 @@ $ F parallel.tp=0
 $ F parallel.dp_replicate=-1 parallel.tp=-1
     parallel.tp=-1: only one axis can be -1, here parallel.dp_replicate and parallel.tp are
 $ F parallel=tp parallel.tp=2 parallel.plan.nope=colwise
-    parallel.plan.nope: matches no linear layer of the model; they are hidden.0, head
-$ F TRANSFORMER parallel=tp parallel.tp=2 parallel.plan.nope=colwise
-    parallel.plan.nope: matches no linear layer of the model;
+    parallel.plan.nope=colwise: matches no linear layer of the model; they are hidden.0, head
+$ TRANSFORMER parallel=tp parallel.tp=2 parallel.plan.nope=colwise
+    parallel.plan.nope=colwise: matches no linear layer of the model;
         they are embed, layers.*.attention.q, layers.*.attention.k, layers.*.attention.v, layers.*.attention.o,
         layers.*.mlp.gate, layers.*.mlp.up, layers.*.mlp.down, head
 
@@ -296,7 +296,9 @@ def rows(table: str) -> list[tuple[str, list[str]]]:
 
 def words(typed: str) -> list[str]:
     given = f" {typed} ".replace(" F ", f" +experiment=fmnist data.root={SAMPLE} ")
-    given = given.replace(" TRANSFORMER ", " model._target_=slurm_train.models.transformer.Transformer ")
+    target = "slurm_train.models.transformer.Transformer"
+    model = f" model._target_={target} data=bytes data.path={__file__} data.length=32 "
+    given = given.replace(" TRANSFORMER ", model)
     return [word for word in given.split() if not word.startswith("@")]
 
 

@@ -166,6 +166,15 @@ def test_the_same_run_twice_is_bitwise_the_same(world, done, tmp_path, layout):
     assert weight_deviation(tmp_path / "run", first) == 0.0
 
 
+def test_another_layout_on_as_many_ranks_draws_as_it_must(world, tmp_path):
+    overrides = [*TINY, DROPOUT, f"train.loop._target_={HERE}.watching"]
+    run(world, 2, [*overrides, "parallel=ddp", "train.max_steps=3"], tmp_path / "run")
+    run(world, 2, [*overrides, "parallel=tp"], tmp_path / "run", attempt=2)
+    first, second = seen(tmp_path / "run", 2)
+    assert len(first["losses"]) == 3 and first["losses"] == second["losses"]
+    assert all(torch.equal(first["masks"][name], second["masks"][name]) for name in first["masks"])
+
+
 def Untested():
     """Sequences to train on and none to test with, for which there would be more to compile."""
     return Tokens()
@@ -220,6 +229,20 @@ def test_what_the_background_saved_every_few_steps_is_gone_on_with(world, done, 
     assert saved == ["step_000002", "step_000004", "step_000006"]
     assert losses(tmp_path / "run") == losses(undisturbed)
     assert weight_deviation(tmp_path / "run", undisturbed) == 0.0
+
+
+class SavesAtTheEnd:
+    """A callback."""
+
+    def on_end(self, context):
+        context.position.step += 1
+        context.save()
+
+
+def test_what_a_callback_saves_at_the_end_is_waited_for(world, tmp_path):
+    callback = f"+train.callbacks.last._target_={HERE}.SavesAtTheEnd"
+    run(world, 2, [*TINY, "parallel=fsdp", "train.async_save=true", callback], tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "step_000007" / "manifest.json").is_file()
 
 
 class Normed(nn.Module):
@@ -277,6 +300,7 @@ def test_fp16_is_refused_on_a_cpu_before_ranks_wait_for_each_other(world, tmp_pa
 
 def test_fp16_on_a_cpu_ends_with_exit_code_2_and_one_line(tmp_path):
     typed = ["+experiment=lm", "model.depth=1", "train.precision=fp16", "parallel=ddp", "launcher.tasks_per_node=2"]
+    typed.append("train.schedule.warmup=0")
     (tmp_path / "text.txt").write_text("all the same " * 1000)
     ended = started([*typed, f"data.path={tmp_path / 'text.txt'}", f"run.dir={tmp_path / 'run'}"], tmp_path)
     assert (ended.returncode, ended.stderr.splitlines()) == (2, [f"error: {FP16}"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from slurm_train.data.resident import TensorData
 from slurm_train.errors import SlurmTrainError
@@ -54,12 +55,30 @@ class Skipping(Net):
         return self.head(features + self.trunk(features))
 
 
+class Ending(Net):
+    """Ends with a module that has no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent = nn.Identity()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.silent(super().forward(inputs))
+
+
 class Tied(Net):
     """The first and the last block share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.trunk[3].up.weight = self.trunk[0].up.weight
+
+
+class Dropping(Net):
+    """Drops by a function, which every stage would call."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.trunk(F.dropout(self.stem(inputs), 0.5, self.training)))
 
 
 class Attending(nn.Module):
@@ -144,11 +163,14 @@ def agree(world, tmp_path: Path, overrides: list[str], layout: list[str], ranks:
         (["parallel=tp", "parallel.plan={trunk.*.up: colwise, trunk.*.down: rowwise}"], 2),
         (["parallel=pp", "parallel.cuts=[trunk.1]"], 2),
         (["parallel=pp_fsdp", "parallel.cuts=[trunk.3]"], 4),
+        (["parallel=fsdp", f"model._target_={HERE}.Tied"], 2),
+        (["parallel=tp", "parallel.plan={head: head}", "parallel.loss_parallel=true"], 2),
     ],
     ids=str,
 )
 def test_a_network_of_residual_blocks(world, tmp_path, layout, ranks):
-    agree(world, tmp_path, NET, layout, ranks)
+    model = [word for word in layout if word.startswith("model")]
+    agree(world, tmp_path, [*NET, *model], layout, ranks)
 
 
 def refusal(overrides: list[str], directory: str) -> tuple[int, str]:
@@ -177,6 +199,14 @@ REFUSED = {
     "what skips the cut": (
         ["parallel=pp", f"model._target_={HERE}.Skipping"],
         f"parallel.cuts: the stages of Skipping{DIFFERS}",
+    ),
+    "a function that drops": (
+        ["parallel=pp", f"model._target_={HERE}.Dropping"],
+        f"parallel.cuts: the stages of Dropping{DIFFERS}",
+    ),
+    "a stage with nothing to train": (
+        ["parallel=pp", "parallel.cuts=[silent]", f"model._target_={HERE}.Ending"],
+        "parallel.pp: pipeline rank 1 would have no parameter to train; cut elsewhere: parallel.cuts",
     ),
     "a tied weight across stages": (
         ["parallel=pp", f"model._target_={HERE}.Tied"],

@@ -93,7 +93,23 @@ BAD = [
     (["data.root=x(1)"], "data.root=x(1): unknown function; quote it inside the argument: data.root='x(1)'"),
     (
         ["data.root={"],
-        "data.root={: the value does not follow Hydra's grammar; quote it inside the argument: data.root='{'",
+        "data.root={: the value does not follow Hydra's grammar; type data.root={NAME: 'VALUE', ...}, but a NAME with "
+        "quotes or brackets in a YAML file (--config-dir)",
+    ),
+    (
+        ["parallel.plan={'layers.*.q': colwise}"],
+        "parallel.plan={'layers.*.q': colwise}: the value does not follow Hydra's grammar; type parallel.plan={NAME: "
+        "'VALUE', ...}, but a NAME with quotes or brackets in a YAML file (--config-dir)",
+    ),
+    (
+        ["parallel.plan.layers.*.q=colwise"],
+        "parallel.plan.layers.*.q=colwise: parallel.plan.layers.*.q is not a key; type parallel.plan={NAME: 'VALUE', "
+        "...}, but a NAME with quotes or brackets in a YAML file (--config-dir)",
+    ),
+    (
+        ["train.recompute=[layers.[01]]"],
+        "train.recompute=[layers.[01]]: the value does not follow Hydra's grammar; quote each text in the list: "
+        "train.recompute=['TEXT', ...]",
     ),
     (
         ["train.epochs=1,2"],

@@ -29,6 +29,7 @@ BAD = {
     "train.schedule.name=step": "must be one of constant, linear, cosine",
     "train.schedule.warmup=-1": "must be at least 0",
     "train.schedule.steps=0": "must be at least 1",
+    "train.validation=-1234567": "must be a fraction from 0 to below 1, or a whole number of samples",
     "train.schedule.floor=1.5": "must be from 0 to 1",
     "parallel.name=zero": "must be one of auto, single, ddp, fsdp",
     "parallel.schedule=gpipe": "must be one of 1f1b, interleaved",
@@ -50,8 +51,7 @@ def told(*overrides: str) -> list[str]:
 def test_one_line_for_each_bad_value(override: str) -> None:
     found = told(override)
     assert len(found) == 1 and BAD[override] in found[0]
-    key, _, value = override.partition("=")
-    assert found[0].startswith((f"{override}: ", f"{key}={float(value):g}: " if key == "train.ema" else override))
+    assert found[0].startswith(f"{override}: ")
 
 
 @pytest.mark.parametrize(

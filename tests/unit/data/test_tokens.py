@@ -122,6 +122,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"path": "odd.bin", "dtype": "float32"},
         r"data.dtype=float32: unknown type of tokens; use uint8",
     ),
+    "ignored text": ({"path": "odd.bin", "ignore": "pad"}, r"data.ignore=pad: must be a whole number or null"),
+    "ignored truth": ({"path": "odd.bin", "ignore": True}, r"data.ignore=True: must be a whole number or null"),
     "no npy": ({"path": "text.npy"}, r"data.path=.*text.npy: it is no .npy file, whatever its name"),
     "broken header": ({"path": "header.npy"}, r"data.path=.*header.npy: it is no .npy file"),
     "two dimensions": ({"path": "square.npy"}, r"data.path=.*: it holds <i4 of shape \(4, 4\), not a row of whole num"),

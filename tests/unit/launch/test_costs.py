@@ -43,7 +43,6 @@ def test_one_rank_has_it_all() -> None:
     assert found.memory["weights"] == found.memory["gradients"] == 4 * whole
     assert (found.memory["optimizer"], found.memory["gathered"], found.memory["ema"]) == (8 * whole, 0, 0)
     assert (found.micro_batches, found.micro_batch, found.idle, found.traffic) == (1, 16, 0, {})
-    assert found.total_memory == 16 * whole + (found.memory["activations"] or 0)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
@@ -147,6 +146,15 @@ def test_activations_with_recomputation() -> None:
     assert recomputed(OmegaConf.create({"what": ["layers.*.mlp"]}).what, (0, 1)) is None
 
 
+def test_recomputed_blocks_of_another_pipeline_rank() -> None:
+    block, end = 4 * (BETWEEN + INPUTS + INSIDE), 4 * 2 * 32 + 64 * (4 + 4)
+    first = "train.recompute=[layers.0,layers.1]"
+    assert kept(Grid(pp=2), first) == 2 * 2 * 4 * 32 + block  # two micro-batches in flight
+    assert kept(Grid(pp=2), first, place=1) == 2 * block + end
+    for elsewhere in ("layers.*.mlp", "layers.9"):
+        assert kept(Grid(pp=2), f"train.recompute=[{elsewhere}]") is None
+
+
 def test_activations_of_pipeline_ranks() -> None:
     block, end = 4 * (BETWEEN + INPUTS + INSIDE), 4 * 2 * 32 + 64 * (4 + 4)
     assert kept(Grid(pp=4)) == 4 * block
@@ -240,10 +248,20 @@ def test_how_long_a_pipeline_waits() -> None:
     assert small(Grid(pp=2), "parallel.schedule=interleaved").idle == pytest.approx(1 / (2 * 4 + 1))
 
 
+@pytest.mark.parametrize(("asked", "count", "largest"), [(12, 2, 8), (16, 1, 16), (5, 4, 4), (6, 3, 6)])
+def test_micro_batches_are_as_even_as_can_be(asked: int, count: int, largest: int) -> None:
+    found = small(Grid(), f"train.micro_batch={asked}")
+    assert (found.micro_batches, found.micro_batch) == (count, largest)
+    edges = [bounds(16, part, count) for part in range(count)]  # as slurm_train.train.step cuts a share
+    assert max(high - low for low, high in edges) == largest
+
+
 def test_a_pipeline_of_unknown_stages() -> None:
     found = costs(config("parallel.cuts=[head]"), mlp_facts(), Grid(pp=2), None)
     assert (found.rank_parameters, found.memory, found.traffic) == (None, {}, {})
     assert found.flops and found.parameters == 407_050
+    own = small(Grid(pp=2), "parallel.blocks=[layers.0,layers.1]")
+    assert (own.rank_parameters, own.memory, own.traffic) == (None, {}, {})
 
 
 def test_the_largest_block_counts() -> None:

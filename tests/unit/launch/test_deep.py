@@ -63,11 +63,19 @@ def test_the_transformer_is_what_its_facts_say(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     Path("weights.pt").touch()
     typed = ["model._target_=slurm_train.models.transformer.Transformer", "model.depth=2", "model.tied=true"]
+    typed += ["data=bytes", f"data.path={__file__}", "data.length=32"]
     composed = compose([*typed, "model.init_from=weights.pt", "parallel=tp", "parallel.tp=2"])
     told = make_plan(composed, {})
     seen = look(replace(told, parameters=None, layers=()), composed.config)
     assert (seen.parameters, seen.layers) == (told.parameters, told.layers)
     assert show(seen) == show(told)
+
+
+def test_names_of_modules_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    composed = compose(["+experiment=lm", f"data.path={__file__}", "train.recompute=[layers.0]"])
+    told = make_plan(composed, {})
+    assert told.unchecked and look(told, composed.config).unchecked == ()
 
 
 def test_all_styles_on_a_users_model(question: dict[str, Any]) -> None:

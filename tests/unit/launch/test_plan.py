@@ -96,23 +96,45 @@ FAULTS = {
     ),
     "sequence of an MLP": (
         ("parallel=tp_sp", "parallel.tp=2"),
-        "parallel.sequence=true: the model's tensor-parallel plan has no module of style sequence or rowwise_scatter",
+        "parallel.sequence=true: the model's tensor-parallel plan has no module of style sequence or rowwise_scatter "
+        "or gather; use parallel=tp",
+    ),
+    "sequence typed": (
+        ("parallel=tp", "parallel.tp=2", "parallel.sequence=true"),
+        "style sequence or rowwise_scatter or gather; leave it out",
     ),
     "no blocks": (("parallel=pp", "parallel.pp=2"), "parallel.pp=2: the model has no blocks to cut between; name"),
     "cuts": (
         ("parallel=pp", "parallel.pp=3", "parallel.cuts=[head]"),
         "parallel.cuts=[head]: 3 stages begin at 2 cuts, not at 1; name 2 modules",
     ),
+    "blocks of an MLP's own": (
+        ("parallel=pp", "parallel.pp=2", "train.batch_size=1", "parallel.blocks=[hidden.*]"),
+        "train.batch_size=1: the 1 samples of a data rank make no micro-batches that are equal, at least 2; use 2",
+    ),
     "initial weights": (("model.init_from=none.pt",), "model.init_from=none.pt: is no file"),
     "no layer": (("model=linear", "parallel=tp", "parallel.tp=2"), "the model has no layer to shard"),
-    "plan pattern": (("parallel=tp", "parallel.tp=2", "parallel.plan.fc=colwise"), "they are hidden.0, head"),
+    "plan pattern": (
+        ("parallel=tp", "parallel.tp=2", "parallel.plan.fc=colwise"),
+        "parallel.plan.fc=colwise: matches no",
+    ),
+    "names": (("parallel=tp", "parallel.tp=2", "parallel.plan.fc=colwise"), "they are hidden.0, head"),
     "classes": (("model.classes=9",), "model.classes=9: the data has 10 classes; use 10"),
     "bytes": (
         ("model=lm_tiny", "data=bytes", "model.vocabulary=128"),
         "model.vocabulary=128: the data has 256 kinds of tokens; use 256",
     ),
+    "tokens for an MLP": (
+        ("data=bytes",),
+        "data._target_=slurm_train.data.text.Bytes: its samples are sequences of tokens, which the model does not",
+    ),
+    "images for a language model": (
+        ("model=lm_tiny",),
+        "data._target_=slurm_train.data.fashion_mnist.FashionMNIST: its samples are of shape 1 x 28 x 28, but the "
+        "model takes sequences of tokens; use data=bytes or data=tokens",
+    ),
     "samples": (("train.batch_size=100000",), "fewer than one global batch"),
-    "validation": (("train.validation=100000",), "train.validation=100000: leaves none"),
+    "validation": (("train.validation=1234567",), "train.validation=1234567: leaves none"),
     "data path": (("data.root=/nonexistent",), "data.root: /nonexistent does not exist"),
     "nodes": (("launcher.nodes=2",), "launcher.nodes=2: the local launcher has one node"),
     "cpus": (("launcher.cpus_per_task=100000",), "launcher.cpus_per_task: 1 x 100000 CPUs are more than"),
@@ -123,7 +145,8 @@ FAULTS = {
 
 TRANSFORMER = (
     "model._target_=slurm_train.models.transformer.Transformer",
-    *("model.vocabulary=96", "model.width=48", "model.depth=6", "model.heads=8", "model.kv_heads=4"),
+    *("data=bytes", f"data.path={__file__}", "data.length=32"),
+    *("model.vocabulary=288", "model.width=48", "model.depth=6", "model.heads=8", "model.kv_heads=4"),
     *("model.hidden=96", "model.length=32"),
 )
 TRANSFORMER_FAULTS = {
@@ -146,7 +169,7 @@ TRANSFORMER_FAULTS = {
     ),
     "two patterns": (
         ("parallel=tp", "parallel.tp=2", "parallel.plan={embed: rowwise, emb*: colwise}"),
-        "parallel.plan.emb*: embed is rowwise by embed already; let one pattern match",
+        "parallel.plan.emb*=colwise: embed is rowwise by embed already; let one pattern match",
     ),
     "loss on shards": (
         ("parallel=tp", "parallel.tp=2", "parallel.loss_parallel=true", "parallel.plan.embed=rowwise"),
@@ -154,11 +177,25 @@ TRANSFORMER_FAULTS = {
     ),
     "blocks": (
         ("parallel=pp", "parallel.pp=8"),
-        "parallel.pp=8: 8 stages, but the model has 6 blocks; use a pp of at most 6, or model.depth=8",
+        "parallel.pp=8: 8 stages, but the model has 6 blocks; use parallel.pp=6 on 6 ranks, or parallel.pp=4 "
+        "parallel.dp_replicate=-1, or model.depth=8",
+    ),
+    "blocks for all ranks": (
+        ("parallel=pp", "launcher.tasks_per_node=16", "parallel.tp=2"),
+        "parallel.pp=-1: 8 stages, but the model has 6 blocks; use parallel.pp=6 on 12 ranks, or parallel.pp=4 "
+        "parallel.dp_replicate=-1, or model.depth=8",
+    ),
+    "blocks beside shards": (
+        ("parallel=pp_fsdp", "parallel.pp=8", "launcher.tasks_per_node=16"),
+        "use parallel.pp=6 on 12 ranks, or parallel.pp=4, or model.depth=8",
+    ),
+    "few blocks": (
+        ("parallel=pp", "parallel.pp=3", "model.depth=2"),
+        "use parallel.pp=2 on 2 ranks, or model.depth=3",
     ),
     "interleaved blocks": (
         ("parallel=pp", "parallel.pp=4", "parallel.schedule=interleaved"),
-        "parallel.pp=4: pp=4 x virtual=2 = 8 stages, but the model has 6 blocks; use a pp of at most 3, or",
+        "parallel.pp=4: pp=4 x virtual=2 = 8 stages, but the model has 6 blocks; use parallel.pp=3 on 3 ranks, or",
     ),
     "tied": (
         ("parallel=pp", "parallel.pp=2", "model.tied=true"),
@@ -170,7 +207,7 @@ TRANSFORMER_FAULTS = {
     ),
     "micro-batches of a data rank": (
         ("parallel=pp_fsdp", "parallel.pp=4", "train.batch_size=8", "launcher.tasks_per_node=16"),
-        "train.batch_size: the 2 samples of a data rank make no micro-batches that are equal, at least 4; give each",
+        "train.batch_size=8: the 2 samples of a data rank make no micro-batches that are equal, at least 4; use 16",
     ),
 }
 
@@ -199,6 +236,15 @@ def test_layouts_that_fit_a_transformer(overrides: tuple[str, ...], grid: dict[s
     plan = planned(*TRANSFORMER, *overrides)
     assert plan.grid == {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1, **grid}
     assert plan.costs and plan.costs["parameters"] == plan.parameters
+
+
+def test_what_is_said_of_too_few_blocks_works() -> None:
+    typed, six = (*TRANSFORMER, "model.depth=4", "parallel=pp", "train.batch_size=12"), "launcher.tasks_per_node=6"
+    (line,) = faults(*typed, six)
+    assert "use parallel.pp=4 on 4 ranks, or parallel.pp=3 parallel.dp_replicate=-1, or model.depth=6" in line
+    assert planned(*typed, "parallel.pp=4", "launcher.tasks_per_node=4").grid["pp"] == 4
+    assert planned(*typed, "parallel.pp=3", "parallel.dp_replicate=-1", six).grid["dp_replicate"] == 2
+    assert planned(*typed, "model.depth=6", six).grid["pp"] == 6
 
 
 def test_a_users_model_may_be_cut_by_name() -> None:
@@ -303,6 +349,26 @@ def test_a_users_model_and_data_are_not_checked() -> None:
     assert plan.parameters is None and plan.data is None
     assert any("mine.Net" in note for note in plan.unchecked) and any("mine.data" in note for note in plan.unchecked)
     assert "not checked:" in show(plan)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (("parallel=pp", "parallel.pp=2", "parallel.cuts=[layers.5]"), "parallel.cuts"),
+        (("parallel.blocks=[layers.*]", "train.recompute=[nope]"), "parallel.blocks, train.recompute"),
+        (("train.recompute=all",), ""),
+    ],
+)
+def test_names_of_modules_are_not_checked(overrides: tuple[str, ...], keys: str) -> None:
+    notes = planned(*TRANSFORMER, *overrides).unchecked
+    assert notes == ((f"{keys}: names of modules (plan --deep looks)",) if keys else ())
+
+
+@pytest.mark.parametrize(("warmup", "warned"), [(0, False), (6, False), (7, True), (8, True)])
+def test_a_warm_up_as_long_as_the_run(warmup: int, warned: bool) -> None:
+    text = f"train.schedule.warmup={warmup}: the run has 7 steps, so its learning rate only ever rises"
+    plan = planned("train.max_steps=7", f"train.schedule.warmup={warmup}")
+    assert plan.warnings == ((text,) if warned else ())
 
 
 def test_the_plan_as_json_and_as_text() -> None:

@@ -57,7 +57,11 @@ def test_seven_billion_parameters():
         ({"heads": 3}, ["model.heads=3: does not divide the width of 128; take a divisor", "model.kv_heads=2"]),
         ({"heads": 128}, ["model.heads=128: gives each head 128 / 128 = 1 features, an odd number"]),
         ({"kv_heads": 3}, ["model.kv_heads=3: does not divide the 4 heads; take a divisor of 4"]),
-        ({"dropout": 1.0}, ["model.dropout=1: must be from 0 to below 1"]),
+        ({"dropout": 1.0}, ["model.dropout=1.0: must be a number from 0 to below 1"]),
+        ({"dropout": False, "tied": "no"}, ["model.tied=no: must be true or false", "model.dropout=False: must be"]),
+        ({"tied": None, "eps": "tiny"}, ["model.tied=None: must be true", "model.eps=tiny: must be a number above 0"]),
+        ({"eps": 0, "rope_base": -1.0}, ["model.rope_base=-1.0: must be a number above 0", "model.eps=0: must be a"]),
+        ({"eps": True, "rope_base": float("inf")}, ["model.rope_base=inf: must be", "model.eps=True: must be"]),
         ({"depth": -1, "length": 0}, ["model.depth=-1: must be a whole", "model.length=0: must be a whole"]),
         ({"vocabulary": None}, ["model.vocabulary=None: must be a whole number of at least 1"]),
     ],
@@ -67,6 +71,11 @@ def test_sizes_that_cannot_be(sizes, told):
         model_facts({"_target_": TARGET, "kv_heads": 2, **sizes})
     lines = str(caught.value).splitlines()
     assert len(lines) == len(told) and all(line.startswith(text) for line, text in zip(lines, told, strict=True))
+
+
+def test_numbers_may_be_whole():
+    facts = model_facts({"_target_": TARGET, "dropout": 0, "rope_base": 500_000, "eps": 1, "tied": True})
+    assert facts == transformer_facts(tied=True)
 
 
 def test_what_is_no_argument_of_the_model_is_skipped():

@@ -266,7 +266,7 @@ def test_it_learns_a_repeated_sequence() -> None:
         ({"heads": 0}, "model.heads=0: must be at least 1"),
         ({"depth": -1}, "model.depth=-1: must be at least 1"),
         ({"kv_heads": 0, "hidden": 0}, "model.kv_heads=0: must be at least 1\nmodel.hidden=0: must be at least 1"),
-        ({"dropout": 1.0}, "model.dropout=1: "),
+        ({"dropout": 1.0}, "model.dropout=1.0: "),
     ],
 )
 def test_sizes_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:

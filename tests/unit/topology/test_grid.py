@@ -32,6 +32,7 @@ def test_the_rest(world, sizes, expected):
         (6, {"dp_replicate": -1, "tp": 4}, "start 4 or 8 ranks"),
         (3, {"dp_shard": -1, "pp": 2, "tp": 2}, "pp=2 x dp_shard=-1 x tp=2: the fixed axes take 4 ranks"),
         (3, {"dp_shard": -1, "pp": 2, "tp": 2}, "start 4 ranks"),
+        (6, {"dp_replicate": -1, "tp": 4}, "launcher.tasks_per_node), or take divisors of 6"),
         (3, {"pp": 2}, "parallel.pp=2: needs 2 ranks, but there are 3 ranks"),
         (4, {"dp_replicate": -1, "tp": -1}, "dp_replicate and tp are both -1"),
         (4, {"tp": 0}, "parallel.tp: 0 is no size"),
@@ -43,6 +44,13 @@ def test_what_does_not_fit(world, sizes, told):
     with pytest.raises(GridError) as caught:
         solve(world, **sizes)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_too_few_ranks_have_no_divisors_to_take(world):
+    with pytest.raises(GridError) as caught:
+        solve(world, pp=2, dp_shard=-1, tp=2)
+    assert str(caught.value).endswith("; start 4 ranks (launcher.nodes x launcher.tasks_per_node)")
 
 
 SIZES = st.integers(1, 4)

@@ -38,14 +38,28 @@ def test_the_number(share, pp, asked, micro_batch, interleaved, expected):
         (64, 4, None, 5, False, "use 4 or 8"),
         (64, 4, None, 32, False, "use 16"),
         (64, 4, 8, 4, False, "parallel.microbatches=8: times train.micro_batch=4 is not the 64 samples"),
-        (3, 4, None, None, False, "train.batch_size: the 3 samples of a data rank make no micro-batches"),
-        (3, 4, None, None, False, "give each data rank 4 samples"),
-        (10, 4, None, None, True, "give each data rank 8 or 12 samples"),
+        (3, 4, None, None, False, "train.batch_size=3: the 3 samples of a data rank make no micro-batches"),
+        (3, 4, None, None, False, "at least 4; use 4"),
+        (10, 4, None, None, True, "and a multiple of 4; use 8 or 12"),
     ],
 )
 def test_what_does_not_fit(share, pp, asked, micro_batch, interleaved, told):
     with pytest.raises(UserError) as caught:
         microbatches(share, pp, asked, micro_batch, interleaved)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("share", "pp", "interleaved", "told"),
+    [
+        (1, 2, False, "train.batch_size=2: the 1 samples of a data rank"),
+        (1, 2, False, "use 4"),
+        (5, 2, True, "8 or 12"),
+    ],
+)
+def test_a_fault_names_the_global_batch(share, pp, interleaved, told):
+    with pytest.raises(UserError) as caught:
+        microbatches(share, pp, None, None, interleaved, data_ranks=2)
     assert told in str(caught.value)
 
 

@@ -57,6 +57,7 @@ def train(model):
         (3, ["layers.0", "layers.3"]),
         (9, ["layers.0"]),
         (["layers.[12]", "head"], ["layers.1", "layers.2", "head"]),
+        (["layers.*"], ["layers.0", "layers.1", "layers.2", "layers.3"]),  # and not again what is inside them
         ("layers.?.0", ["layers.0.0", "layers.1.0", "layers.2.0", "layers.3.0"]),
     ],
 )
