@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -69,14 +69,15 @@ class WholeStep:
 
     def forward_backward(self, batch: Batch, factor: float = 1.0) -> Tensor:
         """See Step."""
-        parts = self._parts(batch)
+        parts, weights = self._parts(batch)
         total: Tensor | None = None
-        for number, (inputs, targets, weight) in enumerate(parts):
+        for number, (inputs, targets) in enumerate(parts):
             last = number == len(parts) - 1
-            stands_in = not batch.weight or number >= _samples(batch.targets)
+            stands_in = not batch.weight or number >= len(weights)
             counting = uncounted() if stands_in else nullcontext()
             with self._exchanging(last, len(parts)), sharded_loss(self._on_shards), counting:
-                loss = weighted(self._loss(self._model(inputs), targets), weight)
+                loss = self._loss(self._model(inputs), targets)
+                loss = weighted(loss, weights[number] if number < len(weights) else 0.0)
                 (loss if factor == 1.0 else loss * factor).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
@@ -87,14 +88,15 @@ class WholeStep:
         """See Step."""
         return self._inner(inputs)
 
-    def _parts(self, batch: Batch) -> list[tuple[Any, Any, Tensor | float]]:
-        """Inputs, targets and weight of each micro-batch; the same number on all data ranks, for shards meet in each.
+    def _parts(self, batch: Batch) -> tuple[list[tuple[Any, Any]], Sequence[Tensor | float]]:
+        """Inputs and targets of each micro-batch, and their weights.
 
-        A share that is too short for so many has stand-ins of weight 0.
+        There are as many on all data ranks, for shards meet in each: a share too short for so many has stand-ins
+        at the end, which have no weight.
         """
         size = self._micro_batch
         if size is None:
-            return [(batch.inputs, batch.targets, self._weigh([batch.targets], batch.weight)[0])]
+            return [(batch.inputs, batch.targets)], self._weigh([batch.targets], batch.weight)
         samples = _samples(batch.targets)
         count = -(-largest_share(samples, batch.weight, self._data_ranks) // size)
         real = min(samples, count)
@@ -102,8 +104,7 @@ class WholeStep:
         parts = [tree_map(lambda t, low=low, high=high: t[low:high], batch[:2]) for low, high in edges]
         weights = self._weigh([targets for _, targets in parts], batch.weight)
         stand_ins = [tree_map(lambda t: t[:1], batch[:2])] * (count - real)
-        both = zip([*parts, *stand_ins], [*weights, *[0.0] * len(stand_ins)], strict=True)
-        return [(inputs, targets, weight) for (inputs, targets), weight in both]
+        return [*parts, *stand_ins], weights
 
     def _exchanging(self, last: bool, parts: int) -> AbstractContextManager[Any]:
         """Gradients are exchanged with the last micro-batch only."""
@@ -163,7 +164,7 @@ class PipelineStep:
     def _is_whole(self, batch: Batch) -> bool:
         return batch.weight == 1.0 and len(batch.targets) == self._share
 
-    def _whole(self, batch: Batch) -> tuple[Tensor, Tensor, list[Tensor | float]]:
+    def _whole(self, batch: Batch) -> tuple[Tensor, Tensor, Sequence[Tensor | float]]:
         parts = torch.tensor_split(batch.targets, self._count)
         return batch.inputs, batch.targets, self._weigh(parts, batch.weight)
 

@@ -30,15 +30,15 @@ class MicroWeights:
         self._ranks = mesh.grid.data_ranks
         self._group = mesh.data_group
 
-    def __call__(self, parts: Sequence[Any], weight: float) -> list[Tensor | float]:
-        """The weights of the parts.
+    def __call__(self, parts: Sequence[Any], weight: float) -> Sequence[Tensor | float]:
+        """The weights of the parts, to be looked at late: those that need the other ranks are on their way till then.
 
         Args:
             parts: the targets of each micro-batch.
             weight: the share of the whole, as `Batch.weight` says it; 0 for a stand-in.
         """
         if self.counts_tokens(parts[0]):
-            return list(self._by_tokens(parts, weight))
+            return self._by_tokens(parts, weight)
         if len(parts) == 1:
             return [weight]
         sizes = [len(part) for part in parts]
@@ -55,20 +55,43 @@ class MicroWeights:
         classes = isinstance(targets, Tensor) and not targets.is_floating_point() and targets.ndim > 1
         return classes and self._ignored is not None
 
-    def _by_tokens(self, parts: Sequence[Tensor], weight: float) -> Tensor:
+    def _by_tokens(self, parts: Sequence[Tensor], weight: float) -> Sequence[Tensor]:
         """One all-reduce of one number; nothing waits for the device."""
         counts = torch.stack([self._tokens(part) for part in parts]).double()
         if not weight:
             counts.zero_()
         total = counts.sum()
-        if self._group is not None:
-            dist.all_reduce(total, group=self._group)
-        return (counts * self._ranks / total.clamp(min=1)).float()
+        work = dist.all_reduce(total, group=self._group, async_op=True) if self._group is not None else None
+        return _TokenWeights(counts * self._ranks, total, work)
 
     def _tokens(self, targets: Tensor) -> Tensor:
         if self._ignored is None:
             return torch.tensor(targets.numel(), device=targets.device)
         return (targets != self._ignored).sum()
+
+
+class _TokenWeights(Sequence[Tensor]):
+    """Parts of a total that is being summed up: the forward pass need not wait for the other ranks.
+
+    Args:
+        counts: tokens of each part, times the number of data ranks.
+        total: tokens over all ranks, once `work` is done.
+        work: the reduction; None where there is none.
+    """
+
+    def __init__(self, counts: Tensor, total: Tensor, work: dist.Work | None) -> None:
+        self._counts = counts
+        self._total = total
+        self._work = work
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __getitem__(self, place: Any) -> Any:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return (self._counts[place] / self._total.clamp(min=1)).float()
 
 
 def weighted(loss: Tensor, weight: Tensor | float) -> Tensor:
