@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from slurm_train.train.context import Context
 
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "barrier", "gather_object")
+LOOK_SECONDS = 0.05
 
 
 class Aside:
@@ -47,36 +48,35 @@ class Aside:
         return counted
 
 
-def train(context: Context, folder: str, warm_up: int) -> None:
+def train(context: Context, folder: str, warm_up: int, processes: int) -> None:
     """Train to train.max_steps in one epoch, and write this rank's CPU seconds per step to a file in `folder`.
 
     Its own are those of the main thread less the model, the loss, backward, the optimizer's step and the collectives:
-    so batches, weights, clipping, the log and the clearing of gradients remain.
+    so batches, weights, clipping, the log and the clearing of gradients remain. After the warm-up it waits until so
+    many processes, of this world and of others beside it, have come as far.
     """
-    aside, yardstick = Aside(), Aside()
-    modules = ((nn.Module, "__call__"), (Tensor, "backward"), (context.optimizer, "step"))
+    aside = Aside()
+    modules = ((nn.Module, "__call__"), (Tensor, "backward"), (context.optimizer, "step"), (dist.Work, "wait"))
     for owner, name in (*modules, *((dist, name) for name in COLLECTIVES)):
         aside.put(owner, name)
-    measure = yardstick.wrap(reference)
-    vectors = list(torch.ones(20, 64))
     since = 0.0
     for epoch in context.epochs():
         for batch in context.batches(epoch):
             loss = context.forward_backward(batch)
             context.update()
-            measure(vectors)  # as cold as the project's own code is: the optimizer has just gone through its state
             context.step_done(loss)
             if context.position.step == warm_up:
-                aside.seconds = yardstick.seconds = 0.0
+                meet(Path(folder), processes)
+                aside.seconds = 0.0
                 since = time.thread_time()
         break
-    steps = context.position.step - warm_up
-    own = time.thread_time() - since - aside.seconds - yardstick.seconds
-    result = {"own": own / steps, "reference": yardstick.seconds / steps}
-    Path(folder, f"{context.world.info.rank}.json").write_text(json.dumps(result))
+    own = time.thread_time() - since - aside.seconds
+    rank, steps = context.world.info.rank, context.position.step - warm_up
+    Path(folder, f"{os.getpid()}.json").write_text(json.dumps({"rank": rank, "own": own / steps}))
 
 
-def reference(vectors: list[Tensor]) -> dict[str, float]:
-    """A fixed piece of work of the kind that a loop does for itself: small tensors, small Python objects."""
-    norms = torch.stack([vector.square().sum() for vector in vectors]).tolist()
-    return {f"norm {number}": norm for number, norm in enumerate(norms)}
+def meet(folder: Path, processes: int) -> None:
+    """Wait until so many processes are here."""
+    (folder / f"{os.getpid()}.here").touch()
+    while sum(1 for _ in folder.glob("*.here")) < processes:
+        time.sleep(LOOK_SECONDS)

@@ -8,8 +8,9 @@ round after round, and the medians count. This project is measured through its r
 checkpoints on; see parallel_peers.py for how the others are set up. Throughput is training samples per second over all
 ranks; start-up, validation and the first epoch do not count.
 
-With --growth: CPU time per step and rank in this project's own code under DDP, the batch of a rank being constant, and
-that over the time of a fixed piece of work in the same process, for many ranks on few cores disturb each other.
+With --growth: CPU time per step and rank, in microseconds, in this project's own code under DDP, the batch of a rank
+being constant. Many processes on few cores slow each other down, whatever they do; so a world of 16 is compared to 8
+worlds of 2 that run side by side, which are as many processes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import string
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from parallel_peers import BATCH, CLIP, DECAY, EVAL_BATCH, HELD_OUT, LENGTH, MODEL, RATE, STEPS, TEST
@@ -30,6 +32,7 @@ from throughput import HERE, OURS, markdown, run, scratch
 ROWS = ("ddp-2", "ddp-4", "fsdp-2", "fsdp-4", "tp-2", "tp-4")
 TITLES = {OURS: "slurm_train", "by_hand": "by hand", "lightning": "Lightning"}
 WORLDS = (1, 2, 4, 8, 16)
+PAIR = 2
 WARM_UP, COUNTED = 10, 50  # steps of a measurement of growth
 RANK_BATCH, SHORT = 4, 32  # its sequences a rank and step, and their tokens
 Measured = dict[str, dict[str, list[float]]]
@@ -70,18 +73,37 @@ def speed(tool: str, row: str, epochs: int, folder: Path) -> float:
     return statistics.median([event["samples_per_s"] for event in events if event["event"] == "epoch"][1:])
 
 
-def own_time(ranks: int, folder: Path) -> dict[str, float]:
-    """Microseconds of CPU per step: this project's own, median over the ranks and of rank 0, and the reference's."""
+def own_time(ranks: int, processes: int, folder: Path) -> tuple[float, float]:
+    """This project's own CPU time in microseconds per step, of rank 0 and of the other ranks, by their medians.
+
+    Args:
+        ranks: of a world.
+        processes: of all worlds of that size, side by side.
+        folder: an empty directory.
+    """
     batch, steps = RANK_BATCH * ranks, WARM_UP + COUNTED
-    command = entry("ddp", ranks, write_text(folder.parent, batch * steps, SHORT), folder)
-    command += ["model.width=64", "model.depth=2", f"data.length={SHORT}", f"train.batch_size={batch}"]
-    command += ["train.validation=0", f"train.max_steps={steps}", "train.start_timeout=240"]
+    text = write_text(folder.parent, batch * steps, SHORT)
+    ends = ["model.width=64", "model.depth=2", f"data.length={SHORT}", f"train.batch_size={batch}"]
+    ends += ["train.validation=0", f"train.max_steps={steps}", "train.start_timeout=240"]
     # By its clock the log would write once in so many seconds, and so more often the slower the steps.
-    command += ["train.log_seconds=1e-6", "train.loop._target_=benchmarks.own_time.train"]
-    run([*command, f"train.loop.folder={folder}", f"train.loop.warm_up={WARM_UP}"])
-    files = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-    own, reference = (statistics.median(file[key] * 1e6 for file in files) for key in ("own", "reference"))
-    return {"own": own, "rank 0": files[0]["own"] * 1e6, "reference": reference}
+    ends += ["train.log_seconds=1e-6", "train.loop._target_=benchmarks.own_time.train"]
+    ends += [f"train.loop.folder={folder}", f"train.loop.warm_up={WARM_UP}", f"train.loop.processes={processes}"]
+    worlds = range(processes // ranks)
+    commands = [[*entry("ddp", ranks, text, folder / str(number)), *ends] for number in worlds]
+    with ThreadPoolExecutor(len(commands)) as pool:
+        list(pool.map(run, commands))
+    figures = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+    first, others = ([f["own"] * 1e6 for f in figures if (f["rank"] == 0) == main] for main in (True, False))
+    return statistics.median(first), statistics.median(others or first)
+
+
+def growth(processes: int, folder: Path) -> dict[str, float]:
+    """Own CPU time in one world of so many ranks, and in as many processes in worlds of PAIR ranks."""
+    figures = {}
+    for world, ranks in (("one world", processes), ("pairs", min(processes, PAIR))):
+        (folder / world).mkdir()
+        figures[f"rank 0, {world}"], figures[f"others, {world}"] = own_time(ranks, processes, folder / world)
+    return figures
 
 
 def speed_table(measured: Measured) -> str:
@@ -98,12 +120,16 @@ def speed_table(measured: Measured) -> str:
 
 
 def growth_table(measured: Measured) -> str:
-    """Medians in microseconds per step and rank; one line a world size."""
+    """Medians in microseconds per step and rank, and how one world compares to pairs; one line a world size."""
     body = []
-    for ranks, times in measured.items():
-        own, first, reference = (statistics.median(times[key]) for key in ("own", "rank 0", "reference"))
-        body.append([ranks, f"{own:,.0f}", f"{first:,.0f}", f"{reference:,.0f}", f"{own / reference:.2f}"])
-    return markdown([["ranks", "own µs a step", "on rank 0", "reference µs", "own / reference"], *body])
+    for processes, times in measured.items():
+        line = [processes]
+        for who in ("rank 0", "others"):
+            world, pairs = (statistics.median(times[f"{who}, {kind}"]) for kind in ("one world", "pairs"))
+            line += [f"{world:,.0f}", f"{pairs:,.0f}", f"{world / pairs:.2f}"]
+        body.append(line)
+    head = ["processes", "rank 0: one world", "pairs", "ratio", "other ranks: one world", "pairs", "ratio"]
+    return markdown([head, *body])
 
 
 def measure(
@@ -139,7 +165,7 @@ def main() -> None:
     if options.epochs < 2:
         parser.error("--epochs: the first one is not counted, so take at least 2")
     if options.growth:
-        measured = measure(rows, [OURS], options.rounds, lambda _, row, folder: own_time(int(row), folder))
+        measured = measure(rows, [OURS], options.rounds, lambda _, row, folder: growth(int(row), folder))
         print(growth_table(measured))
     else:
         tools = list(TITLES)
