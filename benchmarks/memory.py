@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from throughput import markdown, run, scratch
+from throughput import Failed, markdown, run, scratch
 
 LAYOUTS = ("single-1", "fsdp-2", "fsdp-4", "tp-2", "tp-4", "pp-2", "pp-4", "fsdp_tp-4")
 GIB = 2**30
@@ -41,14 +41,18 @@ def measure(model: str, length: int, layout: str, folder: Path) -> tuple[int, di
 
 
 def rows(layouts: list[str], model: str, length: int) -> list[dict[str, Any]]:
-    """One measurement a layout, in bytes."""
+    """One measurement a layout, in bytes; a layout that fails is told of, and left out."""
     found = []
     with tempfile.TemporaryDirectory() as parent:
         for layout in layouts:
-            with scratch(Path(parent)) as folder:
-                base, _ = measure("lm_tiny", length, layout, folder)
-            with scratch(Path(parent)) as folder:
-                peak, terms = measure(model, length, layout, folder)
+            try:
+                with scratch(Path(parent)) as folder:
+                    base, _ = measure("lm_tiny", length, layout, folder)
+                with scratch(Path(parent)) as folder:
+                    peak, terms = measure(model, length, layout, folder)
+            except Failed as error:  # as when this machine has too little memory for it
+                print(f"{layout}: {error}", file=sys.stderr)
+                continue
             found.append({"layout": layout, "base": base, "used": peak - base, "terms": terms})
             print(f"{layout}: {(peak - base) / GIB:.2f} GiB", file=sys.stderr)
     return found
