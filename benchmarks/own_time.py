@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -24,7 +26,7 @@ class Aside:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._inside = False
+        self.inside = False
 
     def put(self, owner: Any, name: str) -> None:
         """Count the calls of `owner.name` from now on."""
@@ -35,31 +37,45 @@ class Aside:
 
         @wraps(function)
         def counted(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:
+            if self.inside:
                 return function(*args, **kwargs)
-            self._inside = True
+            self.inside = True
             since = time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
                 self.seconds += time.thread_time() - since
-                self._inside = False
+                self.inside = False
 
         return counted
 
 
-def train(context: Context, folder: str, warm_up: int, processes: int) -> None:
-    """Train to train.max_steps in one epoch, and write this rank's CPU seconds per step to a file in `folder`.
+class Calls:
+    """Counts the calls of functions, Python's and C's, outside of what is put aside."""
 
-    Its own are those of the main thread less the model, the loss, backward, the optimizer's step and the collectives:
-    so batches, weights, clipping, the log and the clearing of gradients remain. After the warm-up it waits until so
-    many processes, of this world and of others beside it, have come as far.
+    def __init__(self, aside: Aside) -> None:
+        self.number = 0
+        self._aside = aside
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        """For sys.setprofile."""
+        self.number += event in ("call", "c_call") and not self._aside.inside
+
+
+def train(context: Context, folder: str, warm_up: int, counted: int, processes: int) -> None:
+    """Train to train.max_steps in one epoch, and write this rank's figures per step to a file in `folder`.
+
+    Its own CPU seconds are those of the main thread less the model, the loss, backward, the optimizer's step and the
+    collectives: so batches, weights, clipping, the log and the clearing of gradients remain. After the warm-up it waits
+    until so many processes, of this world and of others beside it, have come as far; after `counted` more steps its
+    calls are counted instead, which no other process disturbs.
     """
     aside = Aside()
     modules = ((nn.Module, "__call__"), (Tensor, "backward"), (context.optimizer, "step"), (dist.Work, "wait"))
     for owner, name in (*modules, *((dist, name) for name in COLLECTIVES)):
         aside.put(owner, name)
-    since = 0.0
+    calls = Calls(aside)
+    own = since = 0.0
     for epoch in context.epochs():
         for batch in context.batches(epoch):
             loss = context.forward_backward(batch)
@@ -69,10 +85,14 @@ def train(context: Context, folder: str, warm_up: int, processes: int) -> None:
                 meet(Path(folder), processes)
                 aside.seconds = 0.0
                 since = time.thread_time()
+            elif context.position.step == warm_up + counted:
+                own = time.thread_time() - since - aside.seconds
+                sys.setprofile(calls)
         break
-    own = time.thread_time() - since - aside.seconds
-    rank, steps = context.world.info.rank, context.position.step - warm_up
-    Path(folder, f"{os.getpid()}.json").write_text(json.dumps({"rank": rank, "own": own / steps}))
+    sys.setprofile(None)
+    last = context.position.step - warm_up - counted
+    figures = {"rank": context.world.info.rank, "own": own / counted, "calls": calls.number / last}
+    Path(folder, f"{os.getpid()}.json").write_text(json.dumps(figures))
 
 
 def meet(folder: Path, processes: int) -> None:

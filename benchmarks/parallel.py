@@ -8,9 +8,9 @@ round after round, and the medians count. This project is measured through its r
 checkpoints on; see parallel_peers.py for how the others are set up. Throughput is training samples per second over all
 ranks; start-up, validation and the first epoch do not count.
 
-With --growth: CPU time per step and rank, in microseconds, in this project's own code under DDP, the batch of a rank
-being constant. Many processes on few cores slow each other down, whatever they do; so a world of 16 is compared to 8
-worlds of 2 that run side by side, which are as many processes.
+With --growth: what this project's own code costs a step and rank under DDP, the batch of a rank being constant: calls
+of functions, and CPU time in microseconds. Many processes on few cores slow each other down, whatever they do; so a
+world of 16 is compared to 8 worlds of 2 that run side by side, which are as many processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ ROWS = ("ddp-2", "ddp-4", "fsdp-2", "fsdp-4", "tp-2", "tp-4")
 TITLES = {OURS: "slurm_train", "by_hand": "by hand", "lightning": "Lightning"}
 WORLDS = (1, 2, 4, 8, 16)
 PAIR = 2
-WARM_UP, COUNTED = 10, 50  # steps of a measurement of growth
+ONE, PAIRS = "one world", "pairs"
+WHO = ("rank 0", "others")
+WARM_UP, COUNTED, CALLS = 10, 50, 10  # steps of a measurement of growth
 RANK_BATCH, SHORT = 4, 32  # its sequences a rank and step, and their tokens
 Measured = dict[str, dict[str, list[float]]]
 
@@ -73,36 +75,40 @@ def speed(tool: str, row: str, epochs: int, folder: Path) -> float:
     return statistics.median([event["samples_per_s"] for event in events if event["event"] == "epoch"][1:])
 
 
-def own_time(ranks: int, processes: int, folder: Path) -> tuple[float, float]:
-    """This project's own CPU time in microseconds per step, of rank 0 and of the other ranks, by their medians.
+def own(ranks: int, processes: int, folder: Path) -> dict[str, float]:
+    """This project's own CPU time in microseconds per step, and its calls, of rank 0 and of the others: medians.
 
     Args:
         ranks: of a world.
         processes: of all worlds of that size, side by side.
         folder: an empty directory.
     """
-    batch, steps = RANK_BATCH * ranks, WARM_UP + COUNTED
+    batch, steps = RANK_BATCH * ranks, WARM_UP + COUNTED + CALLS
     text = write_text(folder.parent, batch * steps, SHORT)
     ends = ["model.width=64", "model.depth=2", f"data.length={SHORT}", f"train.batch_size={batch}"]
     ends += ["train.validation=0", f"train.max_steps={steps}", "train.start_timeout=240"]
     # By its clock the log would write once in so many seconds, and so more often the slower the steps.
     ends += ["train.log_seconds=1e-6", "train.loop._target_=benchmarks.own_time.train"]
-    ends += [f"train.loop.folder={folder}", f"train.loop.warm_up={WARM_UP}", f"train.loop.processes={processes}"]
-    worlds = range(processes // ranks)
-    commands = [[*entry("ddp", ranks, text, folder / str(number)), *ends] for number in worlds]
+    ends += [f"train.loop.folder={folder}", f"train.loop.warm_up={WARM_UP}", f"train.loop.counted={COUNTED}"]
+    ends += [f"train.loop.processes={processes}"]
+    commands = [[*entry("ddp", ranks, text, folder / str(world)), *ends] for world in range(processes // ranks)]
     with ThreadPoolExecutor(len(commands)) as pool:
         list(pool.map(run, commands))
     figures = [json.loads(file.read_text()) for file in folder.glob("*.json")]
-    first, others = ([f["own"] * 1e6 for f in figures if (f["rank"] == 0) == main] for main in (True, False))
-    return statistics.median(first), statistics.median(others or first)
+    found = {}
+    for who in WHO:
+        wanted = [f for f in figures if (f["rank"] == 0) == (who == "rank 0")] or figures
+        found[f"{who}, time"] = statistics.median(f["own"] * 1e6 for f in wanted)
+        found[f"{who}, calls"] = statistics.median(f["calls"] for f in wanted)
+    return found
 
 
 def growth(processes: int, folder: Path) -> dict[str, float]:
-    """Own CPU time in one world of so many ranks, and in as many processes in worlds of PAIR ranks."""
+    """The same in one world of so many ranks, and in as many processes in worlds of PAIR ranks."""
     figures = {}
-    for world, ranks in (("one world", processes), ("pairs", min(processes, PAIR))):
+    for world, ranks in ((ONE, processes), (PAIRS, min(processes, PAIR))):
         (folder / world).mkdir()
-        figures[f"rank 0, {world}"], figures[f"others, {world}"] = own_time(ranks, processes, folder / world)
+        figures |= {f"{name}, {world}": value for name, value in own(ranks, processes, folder / world).items()}
     return figures
 
 
@@ -120,15 +126,19 @@ def speed_table(measured: Measured) -> str:
 
 
 def growth_table(measured: Measured) -> str:
-    """Medians in microseconds per step and rank, and how one world compares to pairs; one line a world size."""
-    body = []
-    for processes, times in measured.items():
-        line = [processes]
-        for who in ("rank 0", "others"):
-            world, pairs = (statistics.median(times[f"{who}, {kind}"]) for kind in ("one world", "pairs"))
-            line += [f"{world:,.0f}", f"{pairs:,.0f}", f"{world / pairs:.2f}"]
+    """Medians per step and rank, and how one world compares to pairs; one line a world size."""
+    head, body = ["processes"], []
+    for who in WHO:
+        head += [f"{who}: calls", "µs", "µs in pairs", "ratio"]
+    for processes, figures in measured.items():
+        line: list[object] = [processes]
+        for who in WHO:
+            calls, world, pairs = (
+                statistics.median(figures[f"{who}, {name}"])
+                for name in (f"calls, {ONE}", f"time, {ONE}", f"time, {PAIRS}")
+            )
+            line += [f"{calls:,.0f}", f"{world:,.0f}", f"{pairs:,.0f}", f"{world / pairs:.2f}"]
         body.append(line)
-    head = ["processes", "rank 0: one world", "pairs", "ratio", "other ranks: one world", "pairs", "ratio"]
     return markdown([head, *body])
 
 
