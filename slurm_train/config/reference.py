@@ -8,16 +8,16 @@ from __future__ import annotations
 import ast
 import inspect
 
-from slurm_train.config import schema
+from slurm_train.config import launcher_schema, schema
 
 _YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 
 
 def field_docstrings() -> dict[str, dict[str, tuple[str, str, str]]]:
     """Class -> field -> (type, default, docstring), as written in the schema; a docstring is "" where it lacks."""
-    tree = ast.parse(inspect.getsource(schema))
+    statements = [node for module in (schema, launcher_schema) for node in ast.parse(inspect.getsource(module)).body]
     found: dict[str, dict[str, tuple[str, str, str]]] = {}
-    for node in tree.body:
+    for node in statements:
         if isinstance(node, ast.ClassDef):
             following = [*node.body[1:], None]
             found[node.name] = {

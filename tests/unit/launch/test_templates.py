@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_train.config.schema import LauncherConfig
+from slurm_train.config.launcher_schema import LauncherConfig
 from slurm_train.launch import templates
 from slurm_train.launch.lint import lint
 from slurm_train.topology.rendezvous import PORTS
