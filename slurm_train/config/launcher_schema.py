@@ -57,6 +57,10 @@ class LauncherConfig:
     """Slurm: how many seconds before the time limit the ranks are told to save (SIGUSR2). Slurm may send it up to a
     minute earlier."""
 
+    restarts: int = 100
+    """Slurm: how often a run starts again by itself until the user starts it anew: near its time limit, after a
+    preemption, or after a failure, unless it fails a second time from the same checkpoint. 0: never."""
+
     partition: str | None = None
     """Slurm: partition, or several with commas between. Default: the cluster's."""
 

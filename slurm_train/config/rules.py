@@ -170,6 +170,7 @@ RULES: dict[str, Rule] = {
     "launcher.mem_per_cpu": _memory,
     "launcher.mem_per_gpu": _memory,
     "launcher.time": _time,
+    "launcher.restarts": lambda value: "" if value >= 0 else "must not be negative",
     "launcher.signal_seconds": lambda value: "" if 0 < value <= 65535 else "must be from 1 to 65535",
     "launcher.partition": _line,
     "launcher.account": _line,

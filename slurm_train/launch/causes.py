@@ -74,7 +74,7 @@ def failure(position: Position, job: Job) -> str:
     if job.state == "COMPLETED":
         return ""
     logs = position.run.logs
-    words = _outcomes(logs, job.id)
+    words = outcomes(logs, job.id)
     batch = _end(logs / f"{job.id}_batch.log")
     saved = next((word for word in words if word.get("exit_code") == EXIT_SAVED), None)
     if job.state in _STATES:
@@ -94,7 +94,7 @@ def failure(position: Position, job: Job) -> str:
     )
 
 
-def _outcomes(logs: Path, job: str) -> list[dict[str, Any]]:
+def outcomes(logs: Path, job: str) -> list[dict[str, Any]]:
     """What the ranks that failed have left, the oldest first."""
     found = []
     for path in logs.glob(f"{job}_*.outcome.json"):

@@ -208,7 +208,7 @@ def make_plan(
     steps = fit.total_steps(config.train, data)
     script, warned = Script(""), [*fit.schedule_warnings(config.train, steps)]
     if world.launcher == "slurm":
-        script = request.job_script(config, world, environment, str(place[1]), cwd)
+        script = request.job_script(config, world, environment, str(place[1]), cwd, verb == "train")
         warned += request.warnings(config, world, grid, str(place[1]), cwd, env)
     return LaunchPlan(
         verb=verb,

@@ -114,6 +114,44 @@ def completed(known: dict[str, Job], ids: Iterable[str]) -> dict[str, Job]:
     return found
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How the controller has a job that has not ended."""
+
+    state: str
+    """As `scontrol show job` has it: a job that is being preempted is RUNNING, one that was cancelled COMPLETING."""
+
+    preempted: bool = False
+    """Whether it is being preempted: it has a PreemptTime."""
+
+    requeue: bool = True
+    """Whether it may be requeued (sbatch --requeue, and JobRequeue of slurm.conf)."""
+
+
+def standing(name: str) -> Standing:
+    """How a job stands.
+
+    Raises:
+        UserError: Slurm is absent, does not answer or does not know the job; so does `requeue`.
+    """
+    text = _call("scontrol", "show", "job", name)
+    state = re.search(r"\bJobState=(\w+)", text)
+    return Standing(
+        state=state[1] if state else "",
+        preempted=re.search(r"\bPreemptTime=\d", text) is not None,
+        requeue=re.search(r"\bRequeue=0\b", text) is None,
+    )
+
+
+def requeue(name: str) -> None:
+    """Put a job back into the queue: it is ended, and starts again with the same id.
+
+    Raises:
+        UserError: Slurm refuses, in its own words.
+    """
+    _call("scontrol", "requeue", name)
+
+
 def cancel(ids: Iterable[str]) -> None:
     """Cancel jobs, all in one call.
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from slurm_train.config.launcher_checks import OWN_KEYS, option_name
 from slurm_train.errors import Fault
 from slurm_train.launch.queue import comment
-from slurm_train.launch.script import ALWAYS, CPUS, STEP, Script, pattern, quote
+from slurm_train.launch.script import ALWAYS, CPUS, STEP, Script, pattern, quote, restarting
 from slurm_train.launch.world import PlannedWorld
 from slurm_train.topology.grid import Grid
 from slurm_train.topology.limits import parse_memory
@@ -21,7 +21,12 @@ NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 
 def job_script(
-    config: DictConfig, world: PlannedWorld, environment: Mapping[str, str], run_dir: str, cwd: str
+    config: DictConfig,
+    world: PlannedWorld,
+    environment: Mapping[str, str],
+    run_dir: str,
+    cwd: str,
+    trains: bool = True,
 ) -> Script:
     """The script that submits a run.
 
@@ -31,6 +36,7 @@ def job_script(
         environment: variables for the ranks.
         run_dir: the run directory, absolute.
         cwd: the working directory of the ranks.
+        trains: whether there is something to go on with after an early end.
     """
     logs = str(Path(run_dir, "logs"))
     log = pattern(logs)
@@ -38,8 +44,10 @@ def job_script(
     # Slurm 22.05 forgets the limit to its own device for a task whose GPU has a type; without it srun knows.
     gpus = f" --gpus-per-task={config.launcher.gpus_per_task}" if config.launcher.gpus_per_task else ""
     python = f"{quote(sys.executable)} -u -m submitit.core._submit {quote(logs)}"
+    command = f"{STEP} --kill-on-bad-exit=1 {CPUS}{gpus} {streams} {python}"
+    again = trains and config.launcher.restarts
     return Script(
-        command=f"{STEP} --kill-on-bad-exit=1 {CPUS}{gpus} {streams} {python}",
+        command=restarting(command, quote(sys.executable), f"resume {quote(run_dir)}") if again else command,
         options={
             "job-name": config.run.experiment,
             **_size(config.launcher, world),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,25 @@ def find_run(name: str) -> RunDirectory:
         known = f"the newest run is {newest[-1].parent}" if newest else "there are no runs below runs/ here"
         raise RunDirectoryError(f"there is no run directory or run id {name}", remedy=known)
     return RunDirectory.open(found[0])
+
+
+@contextmanager
+def one_at_a_time(run: RunDirectory) -> Iterator[None]:
+    """What is done inside is done by one process alone: of two that would go on with a run, the second finds a job.
+
+    Raises:
+        RunDirectoryError: another process is about to go on with the run.
+    """
+    with (run.path / ".resume.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(
+                f"{run.path} is being gone on with by another resume", remedy="see the verb status"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def _several(problem: str, found: Sequence[Path]) -> RunDirectoryError:

@@ -21,6 +21,10 @@ STEP = "srun --export=ALL"
 """Starts tasks, with the whole environment of the script."""
 
 
+RESTART = "slurm_train.launch.restart"
+"""The module that lets a run go on whose ranks have ended too early; it is told srun's exit code."""
+
+
 @dataclass(frozen=True)
 class Script:
     """What an sbatch script is made of."""
@@ -57,6 +61,17 @@ class Script:
     def words(self) -> list[str]:
         """Options for the command line of sbatch: those that no #SBATCH line can hold, for it ends at a newline."""
         return [f"--{name}={value}" for name, value in self.options.items() if "\n" in value]
+
+
+def restarting(command: str, python: str, words: str) -> str:
+    """A command, and what follows if it fails.
+
+    Args:
+        command: starts the ranks.
+        python: the interpreter, as a shell word.
+        words: what the ranks were told, as shell words.
+    """
+    return f'{command} ||\n  exec {python} -m {RESTART} "$?" {words}'
 
 
 def pattern(path: str) -> str:

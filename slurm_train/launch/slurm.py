@@ -76,13 +76,14 @@ class Executor(SlurmExecutor):
         return SlurmJob(folder=self.folder, job_id=job, tasks=list(range(self._plan.world_size)))
 
 
-def submit(plan: LaunchPlan, directory: RunDirectory, task: Task) -> str:
+def submit(plan: LaunchPlan, directory: RunDirectory, task: Task, after: str = "") -> str:
     """Submit the job of a run and return its id.
 
     Args:
         plan: the run.
         directory: its run directory, already made.
         task: what each rank does.
+        after: the job whose place it takes, if the run goes on by itself.
 
     Raises:
         UserError: Slurm refuses it, in its own words.
@@ -90,9 +91,8 @@ def submit(plan: LaunchPlan, directory: RunDirectory, task: Task) -> str:
     """
     executor = Executor(plan, directory.logs, submission_environment(plan, os.environ))
     job = executor.submit(task)
-    directory.append_event(
-        "submitted", launcher="slurm", job=str(job.job_id), world_size=plan.world_size, verb=plan.verb
-    )
+    told = {"launcher": "slurm", "job": str(job.job_id), "world_size": plan.world_size, "verb": plan.verb}
+    directory.append_event("submitted", **told, **({"after": after} if after else {}))
     return str(job.job_id)
 
 

@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
@@ -18,7 +20,7 @@ from slurm_train.errors import EXIT_OK, Interrupted, Saved, SlurmTrainError, Use
 from slurm_train.launch import queue
 from slurm_train.launch.children import ask
 from slurm_train.launch.plan import LaunchPlan, make_plan, new_run_id
-from slurm_train.launch.runs import extends, find_run, is_finished
+from slurm_train.launch.runs import extends, find_run, is_finished, one_at_a_time
 from slurm_train.launch.state import attempt_state
 from slurm_train.launch.sweep import points
 from slurm_train.report.position import position
@@ -43,15 +45,25 @@ def train(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> None:
     _go(make_plan(composed, os.environ), composed)
 
 
-def resume(name: str, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> None:
-    """Go on with a run in its directory; say so when it is finished."""
+def resume(name: str, overrides: Sequence[str], config_dirs: Sequence[str] = (), after: str = "") -> None:
+    """Go on with a run in its directory; say so when it is finished.
+
+    Args:
+        name: the run.
+        overrides: as typed.
+        config_dirs: the user's config directories.
+        after: the job of the run that ends with this call, in whose batch shell this is; "" for none.
+    """
     run, composed = _saved(name, overrides, config_dirs)
     plan = make_plan(composed, os.environ, existing=run)
-    _refuse_while_active(run)
-    if is_finished(run) and not extends(load(run.config), composed.config):
-        _say(plan, f"{run.path} is finished, there is nothing to do; to train longer add e.g. train.epochs=20")
-    else:
-        _go(plan, composed)
+    if after:  # inside a job SBATCH_* are no longer those of the user's shell
+        plan = replace(plan, sbatch_defaults=parsed(run.plan.read_text(encoding="utf-8")).get("sbatch_defaults", {}))
+    with one_at_a_time(run) if plan.launcher == "slurm" else nullcontext():
+        _refuse_while_active(run)
+        if is_finished(run) and not extends(load(run.config), composed.config):
+            _say(plan, f"{run.path} is finished, there is nothing to do; to train longer add e.g. train.epochs=20")
+        else:
+            _go(plan, composed, after)
 
 
 def evaluate(name: str, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> None:
@@ -201,7 +213,7 @@ def _refuse_while_active(run: RunDirectory) -> None:
         raise UserError(f"job {attempt.job} of this run is {found.job.state}", str(run.path), remedy)
 
 
-def _go(plan: LaunchPlan, composed: Composed) -> str:
+def _go(plan: LaunchPlan, composed: Composed, after: str = "") -> str:
     """Do what is planned, or submit it; returns what came of it in one line."""
     for warning in plan.warnings if _is_main(plan) else ():
         print(f"note: {warning}", file=sys.stderr, flush=True)
@@ -213,7 +225,7 @@ def _go(plan: LaunchPlan, composed: Composed) -> str:
     settings = Settings(text, plan.to_json()) if plan.continues else None
     task = Task(plan.run_dir, plan.verb, settings, live=plan.launcher == "slurm", options=plan.options)
     if plan.launcher == "slurm":
-        return f"job {_submit(plan, text, task)}"
+        return f"job {_submit(plan, text, task, after)}"
     directory = _directory(plan, text)
     # Late: submitit takes a tenth of a second to import, and a plan does not need it.
     from slurm_train.launch import local
@@ -243,13 +255,13 @@ def _directory(plan: LaunchPlan, text: str) -> RunDirectory:
     return directory
 
 
-def _submit(plan: LaunchPlan, text: str, task: Task) -> str:
+def _submit(plan: LaunchPlan, text: str, task: Task, after: str) -> str:
     """Submit the job and say what to type next. One that is refused leaves nothing behind, and changes no run."""
     from slurm_train.launch import slurm
 
     directory = RunDirectory.open(plan.run_dir) if plan.continues else _directory(plan, text)
     try:
-        job = slurm.submit(plan, directory, task)
+        job = slurm.submit(plan, directory, task, after)
     except UserError:
         if not plan.continues:
             directory.discard()

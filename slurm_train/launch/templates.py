@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_train.launch.script import ALWAYS, CPUS, STEP, Script
+from slurm_train.launch.script import ALWAYS, CPUS, STEP, Script, restarting
 
 SIGNAL_SECONDS = 90
 """How long before the time limit the ranks are told to save; launcher.signal_seconds has the same default."""
@@ -31,6 +31,8 @@ SETUP = (
     "  exit 2",
     "}",
 )
+
+PYTHON, WORDS = '"$PYTHON"', '"$@"'
 
 PORT = "$((10000 + (SLURM_JOB_ID + 1237 * ${SLURM_RESTART_COUNT:-0}) % 10000))"
 """Below 32768, where Linux's ephemeral ports begin, and below those of topology.rendezvous. Another one after a
@@ -62,7 +64,7 @@ export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 TORCH_ELASTIC
 def templates() -> Mapping[str, str]:
     """File name -> text of each template."""
     srun = Script(
-        command=f'{STEP} {ENDING} {CPUS} \\\n  --label "$PYTHON" -u -m slurm_train "$@"',
+        command=restarting(f'{STEP} {ENDING} {CPUS} \\\n  --label "$PYTHON" -u -m slurm_train "$@"', PYTHON, WORDS),
         options=OPTIONS,
         setup=SETUP,
         comments=_comments(
@@ -70,7 +72,7 @@ def templates() -> Mapping[str, str]:
         ),
     )
     torchrun = Script(
-        command=TORCHRUN,
+        command=restarting(TORCHRUN, PYTHON, WORDS),
         options=OPTIONS,
         setup=SETUP,
         comments=_comments(

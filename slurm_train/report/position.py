@@ -43,6 +43,9 @@ class Attempt:
     error: str = ""
     """Why it failed, where the launcher told."""
 
+    stopped_by: str = ""
+    """The signal after which it saved and left, such as SIGUSR2; "" for none."""
+
 
 @dataclass(frozen=True)
 class Position:
@@ -90,6 +93,11 @@ class Position:
         return bool(self.newest) and float(self.newest.get("time", 0.0)) >= float(self._started.get("time", 0.0))
 
     @property
+    def stepped(self) -> bool:
+        """Whether the newest start has done a step."""
+        return self._fresh
+
+    @property
     def step(self) -> int | None:
         """Optimizer steps done."""
         return self.newest.get("step") if self._fresh else self._started.get("step", self.newest.get("step"))
@@ -132,12 +140,20 @@ class Position:
     @property
     def checkpoint(self) -> Path | None:
         """The newest checkpoint, by its number. Whether it is whole, a resume finds out."""
-        numbered = [
+        return max(self._checkpoints)[1] if self._checkpoints else None
+
+    @property
+    def checkpoint_step(self) -> int:
+        """The number of the newest checkpoint; 0 for none."""
+        return max(self._checkpoints)[0] if self._checkpoints else 0
+
+    @cached_property
+    def _checkpoints(self) -> list[tuple[int, Path]]:
+        return [
             (int(match[1]), path)
             for path in self.run.checkpoints.glob("step_*")
             if (match := re.fullmatch(r"step_(\d+)", path.name))
         ]
-        return max(numbered)[1] if numbered else None
 
 
 def position(run: RunDirectory) -> Position:
@@ -177,7 +193,7 @@ def _take(attempts: list[Attempt], event: Record, launcher: str) -> None:
         again = last is not None and last.ended != "done" and (not last.starts or (job and job == last.job))
         if last is None or not again:
             attempts.append(last := Attempt(launcher, "train", now))
-        last.job, last.ended, last.error = job or last.job, "", ""
+        last.job, last.ended, last.error, last.stopped_by = job or last.job, "", "", ""
         last.starts.append(event)
     elif last is None:
         return
@@ -186,7 +202,7 @@ def _take(attempts: list[Attempt], event: Record, launcher: str) -> None:
         if name == "evaluated" and len(last.starts) <= 1:
             last.verb = "evaluate"
     elif name == "stopped":
-        last.ended = "saved"
+        last.ended, last.stopped_by = "saved", str(event.get("reason", ""))
     elif name == "cancelled":
         last.ended = last.ended or "cancelled"
     elif name == "failed":

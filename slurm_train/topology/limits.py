@@ -10,6 +10,19 @@ from slurm_train.errors import UserError
 FORMATS = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
 
 
+LEAD_SECONDS = 10
+"""What ranks need before they save: to end a step, to agree on it, and afterwards to leave."""
+
+
+def lead_seconds(save_seconds: float) -> int:
+    """How long before its time limit a job is to be told to save.
+
+    Args:
+        save_seconds: the longest that a save took; twice that is allowed for.
+    """
+    return LEAD_SECONDS + math.ceil(2 * save_seconds)
+
+
 def parse_time(text: str) -> int | None:
     """Seconds of a time limit; None for `infinite` or `unlimited`. A bare number is minutes.
 

@@ -87,7 +87,9 @@ def test_typed_words_arrive_as_they_are(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_exit_code_is_that_of_srun(name: str, tmp_path: Path) -> None:
-    assert ran(name, tmp_path / "saved", SRUN_EXIT="75").code == 75
+    saved = ran(name, tmp_path / "saved", "resume", "nothing", SRUN_EXIT="75", PYTHONPATH=str(COMMITTED.parent))
+    assert saved.code == 75
+    assert saved.errors.startswith("slurm_train: exit code 75; not started again: there is no run directory")
     assert ran(name, tmp_path / "done").code == 0
 
 
