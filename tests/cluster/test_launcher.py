@@ -278,7 +278,7 @@ def running(run: Path, started: int = 1) -> None:
 
 
 def test_saved_requeued_resumed_and_evaluated_in_one_run_directory(shared_tmp: Path) -> None:
-    job, run = submit(*LONG, *FOUR, "launcher=slurm", cwd=shared_tmp)
+    job, run = submit(*LONG, *FOUR, "launcher=slurm", "launcher.restarts=0", cwd=shared_tmp)
     running(run)
     second = command("resume", job, cwd=shared_tmp)
     assert second.returncode == 2 and f"job {job} of this run is RUNNING" in second.stderr

@@ -15,7 +15,7 @@ import pytest
 
 import slurm_train.data
 from slurm_train.launch.script import Script, pattern
-from tests.cluster.jobs import REPO, slurm, wait_for_job, wait_until
+from tests.cluster.jobs import REPO, job_state, slurm, wait_for_job, wait_until
 from tests.conftest import speaks_of_ranks
 
 RUN = (
@@ -145,16 +145,17 @@ def test_a_mistake_ends_with_2(name: str, told: str, submitted: Mapping[str, tup
     assert told in log(job, cwd)
 
 
-@pytest.mark.parametrize(("template", "code"), [("srun.sbatch", "75:0"), ("torchrun.sbatch", "1:0")])
-def test_a_warned_job_saves_and_does_not_count_as_completed(template: str, code: str, shared_tmp: Path) -> None:
+@pytest.mark.parametrize("template", ["srun.sbatch", "torchrun.sbatch"])
+def test_a_warned_job_saves_and_goes_back_into_the_queue(template: str, shared_tmp: Path) -> None:
     job = submit(template, shared_tmp, words=ENDLESS)
-    directory = wait_for_event(job, shared_tmp, "started")
+    wait_for_event(job, shared_tmp, "started")
     slurm("scancel", "--signal=USR2", job)  # to all steps, as --signal does before the time limit
-    assert wait_for_job(job, SECONDS) == "FAILED", log(job, shared_tmp)
-    wait_until(lambda: exit_code(job) == code, 15, f"exit code {code}, but {exit_code(job)}\n{log(job, shared_tmp)}")
-    *_, saved, stopped = events(directory)
+    directory = wait_for_event(job, shared_tmp, "requeued")
+    saved, stopped, requeued = events(directory)[-3:]
     assert (saved["event"], stopped["event"], stopped["reason"]) == ("saved", "stopped", "SIGUSR2")
     assert (Path(saved["path"]) / "manifest.json").exists()
+    assert (requeued["why"], requeued["step"]) == ("near its time limit", stopped["step"])
+    wait_until(lambda: job_state(job) == "PENDING", 60, f"the requeue\n{log(job, shared_tmp)}")
     assert f"stopped by SIGUSR2, saved at step {stopped['step']}" in log(job, shared_tmp)
 
 
