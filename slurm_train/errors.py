@@ -104,6 +104,10 @@ class RankFailed(SlurmTrainError):
     """A rank died or raised: says which one, where and why."""
 
 
+class Superseded(SlurmTrainError):
+    """A newer attempt has gone on with the run: this one must write no more."""
+
+
 class Saved(SlurmTrainError):
     """The run was asked to stop and has saved its state: exit code 75, start it again to go on."""
 

@@ -24,6 +24,7 @@ class Tail:
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else 0
         self._partial = b""
+        self._file = _identity(path)
 
     def lines(self, last: bool = False) -> list[str]:
         """The whole lines added since the last call.
@@ -33,6 +34,9 @@ class Tail:
         """
         try:
             with self._path.open("rb") as file:
+                if _identity(self._path) != self._file:  # cut at a resume, and written anew
+                    self._file = _identity(self._path)
+                    self._offset, self._partial = min(self._offset, file.seek(0, 2)), b""
                 file.seek(self._offset)
                 added = file.read()
         except FileNotFoundError:
@@ -43,6 +47,14 @@ class Tail:
             whole.append(self._partial)
             self._partial = b""
         return [line.decode("utf-8", errors="replace") for line in whole]
+
+
+def _identity(path: Path) -> int:
+    """What tells a file from another one of its name; 0 while there is none."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
 
 
 class Follower:

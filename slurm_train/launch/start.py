@@ -23,6 +23,7 @@ from slurm_train.launch.plan import LaunchPlan, make_plan, new_run_id
 from slurm_train.launch.runs import extends, find_run, is_finished, one_at_a_time
 from slurm_train.launch.state import attempt_state
 from slurm_train.launch.sweep import points
+from slurm_train.report.fence import holder
 from slurm_train.report.position import position
 from slurm_train.report.rundir import RunDirectory, parsed
 from slurm_train.report.summary import summary
@@ -59,7 +60,8 @@ def resume(name: str, overrides: Sequence[str], config_dirs: Sequence[str] = (),
     if after:  # inside a job SBATCH_* are no longer those of the user's shell
         plan = replace(plan, sbatch_defaults=parsed(run.plan.read_text(encoding="utf-8")).get("sbatch_defaults", {}))
     with one_at_a_time(run) if plan.launcher == "slurm" else nullcontext():
-        _refuse_while_active(run)
+        if _is_main(plan):  # as one rank of several: others may see that the first has begun already
+            _refuse_while_active(run)
         if is_finished(run) and not extends(load(run.config), composed.config):
             _say(plan, f"{run.path} is finished, there is nothing to do; to train longer add e.g. train.epochs=20")
         else:
@@ -198,13 +200,17 @@ def _saved(name: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> t
 
 
 def _refuse_while_active(run: RunDirectory) -> None:
-    """Two jobs must not train in one run directory.
+    """Two attempts must not train in one run directory.
 
     Raises:
-        UserError: a job of the run is still in the queue, and this process is no part of it; or Slurm does not answer.
+        UserError: a process trains there; or a job of the run is still in the queue, and this process is no part of
+            it; or Slurm does not answer.
     """
     place = position(run)
     attempt, own = place.training, job_id(os.environ)
+    # Slurm speaks for its jobs: a requeued one is not to wait for its own tasks on a node that is cut off.
+    if (attempt is None or not attempt.job or attempt.launcher == "local") and (who := holder(run.path)):
+        raise UserError(f"{who} trains in this run directory", str(run.path), "wait for it, or press Ctrl-C there")
     if attempt is None or not attempt.job or attempt.job == own or shutil.which("squeue") is None:
         return
     found = attempt_state(place, attempt, queue.jobs([attempt.job]))

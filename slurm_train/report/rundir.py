@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_train.errors import RunDirectoryError
+from slurm_train.report.fence import Fence
 
 KEY = "run.dir"
 _ANOTHER = "choose another one, or go on with it by the verb resume"
@@ -25,6 +26,8 @@ class RunDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.abspath(path))
         self._made: list[Path] = []
+        self.fence: Fence | None = None
+        """The claim of the attempt that trains, on its rank 0; checked before anything is written for it."""
 
     @property
     def config(self) -> Path:
@@ -165,14 +168,42 @@ class RunDirectory:
             event: its name: submitted, started, resumed, epoch, saved, stopped, done, evaluated, failed, cancelled or
                 message.
             fields: what belongs to it; JSON values.
+
+        Raises:
+            Superseded: a newer attempt has claimed the run; so does `append_metrics`.
         """
+        self._check()
         record = {"event": event, "time": time.time(), **fields}
         _append(self.event_file, [record])
         return record
 
     def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Write lines of metrics.jsonl, in order."""
+        self._check()
         _append(self.metrics, records)
+
+    def forget_after(self, step: int, evaluated: bool) -> None:
+        """Cut from metrics.jsonl what is newer than the checkpoint from which training goes on: it will be done again.
+
+        The end of a line that a crash has torn goes too.
+
+        Args:
+            step: of the checkpoint; 0 for none.
+            evaluated: whether the validation of that step is part of what the checkpoint remembers.
+        """
+        _mend(self.event_file)
+        try:
+            text = self.metrics.read_bytes()
+        except FileNotFoundError:
+            return
+        lines = text.splitlines(keepends=True)
+        kept = b"".join(line for line in lines if line.endswith(b"\n") and _remembered(line, step, evaluated))
+        if kept != text:
+            _write_whole(self.metrics, kept.decode("utf-8", errors="replace"))
+
+    def _check(self) -> None:
+        if self.fence is not None:
+            self.fence.check()
 
     def events(self) -> list[dict[str, Any]]:
         """All events, oldest first. A line cut off by a crash is left out."""
@@ -182,6 +213,24 @@ class RunDirectory:
             return []
         records = map(parsed, lines)
         return [record for record in records if "event" in record]
+
+
+def _remembered(line: bytes, step: int, evaluated: bool) -> bool:
+    record = parsed(line.decode("utf-8", errors="replace"))
+    at = record.get("step")
+    if not isinstance(at, int) or at != step:
+        return isinstance(at, int) and at < step
+    return "loss" in record or (evaluated and "test_loss" not in record)
+
+
+def _mend(path: Path) -> None:
+    """End a line that a crash has torn, so that the next one does not become part of it."""
+    try:
+        with path.open("rb+") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read() != b"\n":
+                file.write(b"\n")
+    except FileNotFoundError:
+        pass
 
 
 def parsed(line: str) -> dict[str, Any]:

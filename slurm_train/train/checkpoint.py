@@ -24,11 +24,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slurm_train.errors import CheckpointError
+from slurm_train.report.fence import Fence
 from slurm_train.train.process import World
 from slurm_train.train.saver import Background, Staging
 from slurm_train.train.shards import METADATA, ShardsError, read_outline, read_shards, write_shards
 
 TRAINER, MANIFEST = "trainer.pt", "manifest.json"
+STAGED = ".claim-"
+"""What the directory is named in which an attempt writes its checkpoints until they are whole."""
+
 COPY_AHEAD = 10_000_000
 
 _T = TypeVar("_T")
@@ -42,10 +46,20 @@ class CheckpointStore:
         world: all ranks; None for this process alone.
         keep: how many of the newest to keep; 0 keeps all.
         background: let `save` return when the state is copied, and write the copy in a thread.
+        fence: the claim of the attempt; one that is superseded can publish no checkpoint.
     """
 
-    def __init__(self, directory: Path, world: World | None = None, keep: int = 0, background: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        world: World | None = None,
+        keep: int = 0,
+        background: bool = False,
+        fence: Fence | None = None,
+    ) -> None:
         self.directory = directory
+        self._fence = fence
+        self._staged = directory / f"{STAGED}{fence.number if fence else 0:04d}"
         self._alone = world is None or world.store is None
         self._is_main = world is None or world.is_main
         self._keep = keep
@@ -148,7 +162,7 @@ class CheckpointStore:
         return _read(path, lambda: torch.load(path / TRAINER, map_location="cpu", weights_only=True))
 
     def _write(self, path: Path, tensors: dict[str, Tensor], extra: Mapping[str, Any], copy_ahead: int) -> Path:
-        beside = path.with_name(f".{path.name}.tmp")
+        beside = self._staged / path.name
         self._together(path, lambda: self._make_room(beside, extra))
         sums = self._together(path, lambda: self._write_shards(beside, tensors, copy_ahead))
         self._together(path, lambda: self._publish(path, beside, sums))
@@ -175,12 +189,19 @@ class CheckpointStore:
         files = {name: checksum for of_rank in sums for name, checksum in of_rank.items()}
         manifest = {"step": int(path.name.removeprefix("step_")), "files": files}
         _write_synced(beside / MANIFEST, json.dumps(manifest).encode())
-        aside = path.with_name(f".{path.name}.old")
+        for file in beside.iterdir():
+            _sync(file)
+        _sync(beside)
+        if self._fence is not None:
+            self._fence.check()
+        aside = self._staged / f"{path.name}.before"
         shutil.rmtree(aside, ignore_errors=True)
         if path.exists():  # written again after a resume from an older one
             path.rename(aside)
+        # Fails where a newer attempt has taken the staging directory away: `remove_staged`.
         beside.rename(path)
-        shutil.rmtree(aside, ignore_errors=True)
+        _sync(self.directory)
+        shutil.rmtree(self._staged, ignore_errors=True)
         self._remove_old(path)
 
     def _together(self, path: Path, action: Callable[[], _T]) -> list[_T]:
@@ -215,6 +236,23 @@ class CheckpointStore:
             shutil.rmtree(path)
 
 
+def remove_staged(directory: Path) -> None:
+    """Take away what earlier attempts have written beside the checkpoints; what they still write can no longer appear.
+
+    Args:
+        directory: where the checkpoints lie.
+    """
+    for staged in directory.glob(f"{STAGED}*"):
+        gone = staged.with_name(f".gone{staged.name}-{os.getpid()}")
+        staged.rename(gone)  # at once, though others may still write in there
+    for gone in directory.glob(f".gone{STAGED}*"):
+        for before in gone.glob("*.before"):  # left between two renames: the newer one never came
+            path = directory / before.name.removesuffix(".before")
+            if not path.exists():
+                before.rename(path)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
 def _read(path: Path, read: Callable[[], _T]) -> _T:
     try:
         return read()
@@ -244,6 +282,15 @@ def _write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    """See to it that a file, or the names in a directory, are on disk (fsync)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _checksums(paths: list[Path]) -> dict[str, str]:

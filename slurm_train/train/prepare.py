@@ -74,7 +74,7 @@ def prepare(config: DictConfig, world: World, directory: RunDirectory, log: RunL
         log=log,
         losses=LossLog(world, log, stop, config.train.log_seconds),
         checkpoints=CheckpointStore(
-            directory.checkpoints, world, config.train.keep_checkpoints, config.train.async_save
+            directory.checkpoints, world, config.train.keep_checkpoints, config.train.async_save, directory.fence
         ),
         callbacks=make_callbacks(config.train, validation is not None),
         stop=stop,

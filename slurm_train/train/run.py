@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,11 @@ from torch import nn
 
 from slurm_train.config.saved import load
 from slurm_train.errors import CheckpointError, UserError
+from slurm_train.report.fence import FOLDER, Fence, claim
 from slurm_train.report.progress import ProgressView
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.topology.jobs import job_id
-from slurm_train.train.checkpoint import CheckpointStore
+from slurm_train.train.checkpoint import CheckpointStore, remove_staged
 from slurm_train.train.context import Context
 from slurm_train.train.generate import generate
 from slurm_train.train.log import RunLog
@@ -61,6 +63,27 @@ def run(task: Task) -> dict[str, Any]:
 def work(task: Task, config: DictConfig, world: World, stop: StopFlag) -> dict[str, Any]:
     """The same, as a rank that has met the others."""
     directory = agree_on_directory(task, world)
+    if task.verb != "train":
+        return work_in(directory, task, config, world, stop)
+    fence = claimed(directory, world)
+    with fence.held() if world.is_main else nullcontext():
+        return work_in(directory, task, config, world, stop)
+
+
+def claimed(directory: RunDirectory, world: World) -> Fence:
+    """The claim of this attempt, made by rank 0; from now on no earlier attempt can write into the run directory."""
+
+    def make() -> str:
+        fence = claim(directory.path, job_id(os.environ))
+        remove_staged(directory.checkpoints)
+        return str(fence.number)
+
+    directory.fence = Fence(directory.path / FOLDER, int(world.from_main("claim", make)))
+    return directory.fence
+
+
+def work_in(directory: RunDirectory, task: Task, config: DictConfig, world: World, stop: StopFlag) -> dict[str, Any]:
+    """The same, in the run directory."""
     view = ProgressView() if task.live and world.is_main else None
     log = RunLog(directory if world.is_main else None, view)
     checkpoint = newest_checkpoint(task.verb, directory, world, log)
@@ -71,6 +94,8 @@ def work(task: Task, config: DictConfig, world: World, stop: StopFlag) -> dict[s
     context = prepare(config, world, directory, log, stop)
     if checkpoint:
         go_on(context, Path(checkpoint), task.verb)
+    if task.verb == "train" and world.is_main:
+        directory.forget_after(context.position.step, evaluated=context.position.batch == 0)
     log.event("started", **facts(context, checkpoint))
     if task.verb == "verify":
         results = verify(context, **task.options)

@@ -101,3 +101,17 @@ def test_a_growing_file_is_read_line_by_line(tmp_path: Path) -> None:
     assert tail.lines() == []
     assert tail.lines(last=True) == ["rest"]
     assert Tail(path, from_end=True).lines(last=True) == []
+
+
+def test_a_file_that_was_cut_is_followed_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("1\n2\n3\n4")
+    tail = Tail(path)
+    assert tail.lines() == ["1", "2", "3"]
+    beside = tmp_path / "beside"
+    beside.write_text("1\n2\n")
+    beside.replace(path)
+    assert tail.lines() == []
+    with path.open("a") as file:
+        file.write("3\n")
+    assert tail.lines() == ["3"]

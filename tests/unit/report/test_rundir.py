@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,3 +105,28 @@ def test_a_run_that_was_never_started_leaves_nothing_behind(tmp_path: Path) -> N
     again = RunDirectory.create(there / "runs" / "a", "seed: 0\n", "{}")
     other.discard()
     assert again.config.exists()
+
+
+def test_what_is_newer_than_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    records = [{"step": step, "epoch": 0, "loss": 1.0 / step} for step in range(1, 5)]
+    validated, tested = {"step": 4, "val_loss": 1.0}, {"step": 4, "test_loss": 1.0}
+    run.append_metrics([*records, validated, tested, {"step": 5, "epoch": 1, "loss": 0.1}])
+    with run.metrics.open("a") as file:
+        file.write('{"step": 3, "epo')  # torn
+    run.event_file.write_text('{"event": "saved"}\n{"event": "do')
+
+    def left() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+    run.forget_after(4, evaluated=True)
+    assert left() == [*records, validated]
+    file = run.metrics.stat().st_ino
+    run.forget_after(4, evaluated=True)  # nothing to cut: the file stays
+    assert (left(), run.metrics.stat().st_ino) == ([*records, validated], file)
+    run.forget_after(4, evaluated=False)
+    assert left() == records
+    run.forget_after(0, evaluated=True)
+    assert left() == []
+    run.append_event("started")
+    assert [event["event"] for event in run.events()] == ["saved", "started"]

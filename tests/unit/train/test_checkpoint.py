@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from slurm_train.errors import CheckpointError
+from slurm_train.report.fence import claim
 from slurm_train.train import checkpoint
-from slurm_train.train.checkpoint import CheckpointStore
+from slurm_train.train.checkpoint import CheckpointStore, remove_staged
 
 FILES = [".metadata", "__0_0.distcp", "manifest.json", "trainer.pt"]
 
@@ -143,7 +144,7 @@ def test_what_lies_about_is_not_a_checkpoint(store):
 
 
 def test_a_leftover_of_a_torn_save_is_overwritten(store):
-    leftover = store.directory / ".step_000002.tmp"
+    leftover = store.directory / ".claim-0000" / "step_000002"
     leftover.mkdir(parents=True)
     (leftover / "half").write_text("x")
     (leftover / ".metadata").write_text("x")
@@ -260,3 +261,44 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path):
     save(store, 1)
     with pytest.raises(CheckpointError, match="step_000001 cannot be written"):
         save(store, 2)
+
+
+def test_an_attempt_that_is_superseded_publishes_nothing(tmp_path):
+    store = CheckpointStore(tmp_path / "checkpoints", fence=claim(tmp_path))
+    save(store, 1)
+    newer = CheckpointStore(tmp_path / "checkpoints", fence=claim(tmp_path))
+    with pytest.raises(CheckpointError, match="step_000002 cannot be written: .* has gone on with this run"):
+        save(store, 2)
+    save(newer, 2, 5)
+    assert load(newer, newer.directory / "step_000002") == 5
+
+
+def test_nor_does_one_that_is_about_to(tmp_path, monkeypatch):
+    """The newer attempt comes between the look at the fence and the renaming."""
+    fence = claim(tmp_path)
+    store = CheckpointStore(tmp_path / "checkpoints", fence=fence)
+    monkeypatch.setattr(checkpoint.Fence, "check", lambda _: remove_staged(store.directory))
+    with pytest.raises(CheckpointError, match="step_000001 cannot be written: .*No such file"):
+        save(store, 1)
+    assert steps(store) == []
+
+
+def test_one_that_dies_while_it_writes_a_checkpoint_again_leaves_the_one_before(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path)
+    save(store, 1, 5)
+    monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
+    rename = checkpoint.Path.rename
+
+    def dying(path, target):
+        if target.name == "step_000001":
+            raise OSError("gone")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Path, "rename", dying)
+        with pytest.raises(CheckpointError, match="gone"):
+            save(store, 1, 6)
+    assert steps(store) == [".claim-0000"]
+    remove_staged(tmp_path)
+    assert steps(store) == ["step_000001"]
+    assert load(store, store.newest()[0]) == 5
