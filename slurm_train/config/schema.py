@@ -148,6 +148,16 @@ class TrainConfig:
     keep_checkpoints: int = 3
     """How many of the newest checkpoints to keep. 0: all."""
 
+    keep_every: int | None = None
+    """Keep every checkpoint whose step is a multiple of this, too."""
+
+    keep_best: int = 0
+    """Keep so many of the checkpoints with the best early_stopping.metric, too; those at the ends of epochs have it."""
+
+    export: str | None = None
+    """When training has ended, write its weights to model.<format> in the run directory: safetensors or pt. Default:
+    not; the verb `export` does it at any time."""
+
     save_steps: int | None = None
     """Save a checkpoint every so many optimizer steps too. Default: at the ends of epochs only."""
 

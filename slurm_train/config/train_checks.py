@@ -18,6 +18,9 @@ def train_faults(config: DictConfig) -> Iterator[Fault]:
     if stopping.patience > 0 and train.validation == 0:
         key = f"train.early_stopping.patience={stopping.patience}"
         yield Fault(key, "there is no validation metric to watch", "hold out samples: train.validation=0.1")
+    if train.keep_best and train.validation == 0:
+        key = f"train.keep_best={train.keep_best}"
+        yield Fault(key, "there is no validation metric to go by", "hold out samples: train.validation=0.1")
     if schedule.steps is not None and schedule.name != "constant" and schedule.warmup >= schedule.steps:
         key, problem = f"train.schedule.warmup={schedule.warmup}", "leaves no step before train.schedule.steps"
         yield Fault(key, f"{problem}={schedule.steps}", "warm up for fewer")

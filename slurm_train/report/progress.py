@@ -178,6 +178,8 @@ def _text(record: Record, pace: _Pace) -> str:
         return f"going on from step {record.get('step', 0):,} ({record.get('checkpoint', '')})"
     if name == "epoch":
         return _epoch(record, pace)
+    if name == "save_failed":
+        return f"warning: {record.get('error', '')}; the older ones stand, and the run goes on"
     return ""
 
 

@@ -245,8 +245,11 @@ def parsed(line: str) -> dict[str, Any]:
 def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     # One write of whole lines: a reader that follows the file sees all of a line or none of it.
     text = "".join(json.dumps(record) + "\n" for record in records)
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(text)
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -22,14 +22,16 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from slurm_train.errors import CheckpointError
 from slurm_train.report.fence import Fence
+from slurm_train.train.keep import MANIFEST, Keep, metrics_of
 from slurm_train.train.process import World
 from slurm_train.train.saver import Background, Staging
 from slurm_train.train.shards import METADATA, ShardsError, read_outline, read_shards, write_shards
 
-TRAINER, MANIFEST = "trainer.pt", "manifest.json"
+TRAINER = "trainer.pt"
 STAGED = ".claim-"
 """What the directory is named in which an attempt writes its checkpoints until they are whole."""
 
@@ -44,7 +46,7 @@ class CheckpointStore:
     Args:
         directory: where they lie; all ranks see it.
         world: all ranks; None for this process alone.
-        keep: how many of the newest to keep; 0 keeps all.
+        keep: which to keep; a number is so many of the newest.
         background: let `save` return when the state is copied, and write the copy in a thread.
         fence: the claim of the attempt; one that is superseded can publish no checkpoint.
     """
@@ -53,7 +55,7 @@ class CheckpointStore:
         self,
         directory: Path,
         world: World | None = None,
-        keep: int = 0,
+        keep: Keep | int = 0,
         background: bool = False,
         fence: Fence | None = None,
     ) -> None:
@@ -62,14 +64,21 @@ class CheckpointStore:
         self._staged = directory / f"{STAGED}{fence.number if fence else 0:04d}"
         self._alone = world is None or world.store is None
         self._is_main = world is None or world.is_main
-        self._keep = keep
+        self._keep = Keep(keep) if isinstance(keep, int) else keep
         self._staging = Staging() if background else None
         self._background = Background()
         # A thread must not share a group with the training that goes on beside it.
         own_group = background and not self._alone
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if own_group else None
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], extra: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        extra: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+        published: Callable[[Path], None] = lambda path: None,
+    ) -> Path:
         """Write a checkpoint; it appears under its name only when it is whole and on disk. Collective.
 
         All ranks wait until it is there, so that none ends, and takes the job with it, before; in the background,
@@ -79,6 +88,8 @@ class CheckpointStore:
             step: its number.
             tensors: this rank's tensors by their names in the whole state, as `state.tensors_of` gives them.
             extra: small plain values to be read back by `extra`; those of rank 0 are written.
+            metrics: figures of this moment, kept in the manifest.
+            published: called on rank 0 once it is there; from another thread in the background.
 
         Returns:
             where it lies, or will lie.
@@ -87,13 +98,14 @@ class CheckpointStore:
             CheckpointError: on all ranks alike, whichever could not write; also that of an earlier save.
         """
         path = self.directory / f"step_{step:06d}"
+        told = metrics or {}
         self.wait()
         if self._staging is None:
-            return self._write(path, dict(tensors), extra, COPY_AHEAD)
+            return self._write(path, dict(tensors), extra, told, published, COPY_AHEAD)
         staging = self._staging
         copies: list[tuple[dict[str, Tensor], Mapping[str, Any]]] = []
         self._together(path, lambda: copies.append((staging.copy(tensors), copy.deepcopy(extra))))
-        self._background.start(lambda: self._write(path, *copies[0], copy_ahead=0))
+        self._background.start(lambda: self._write(path, *copies[0], told, published, copy_ahead=0))
         return path
 
     def wait(self) -> Path | None:
@@ -103,6 +115,11 @@ class CheckpointStore:
             CheckpointError: it failed, on any rank.
         """
         return self._background.wait()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a save in the background has not been waited for."""
+        return self._background.pending
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, and a line for each newer one that is broken. Read by rank 0 only."""
@@ -118,6 +135,8 @@ class CheckpointStore:
         """What is wrong with the files of a checkpoint; empty when it is whole."""
         try:
             files = json.loads((path / MANIFEST).read_text())["files"]
+            if strange := [name for name in files if name != Path(name).name]:
+                return f"its manifest names {strange[0]}, which lies elsewhere"
             found = _checksums([path / name for name in files])
             changed = [name for name, checksum in files.items() if found[name] != checksum]
         except FileNotFoundError as error:
@@ -161,11 +180,26 @@ class CheckpointStore:
         """
         return _read(path, lambda: torch.load(path / TRAINER, map_location="cpu", weights_only=True))
 
-    def _write(self, path: Path, tensors: dict[str, Tensor], extra: Mapping[str, Any], copy_ahead: int) -> Path:
+    def _write(
+        self,
+        path: Path,
+        tensors: dict[str, Tensor],
+        extra: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        published: Callable[[Path], None],
+        copy_ahead: int,
+    ) -> Path:
         beside = self._staged / path.name
-        self._together(path, lambda: self._make_room(beside, extra))
-        sums = self._together(path, lambda: self._write_shards(beside, tensors, copy_ahead))
-        self._together(path, lambda: self._publish(path, beside, sums))
+        try:
+            self._together(path, lambda: self._make_room(beside, extra))
+            sums = self._together(path, lambda: self._write_shards(beside, tensors, copy_ahead))
+            self._together(path, lambda: self._publish(path, beside, sums, metrics))
+        except CheckpointError:
+            if self._is_main:  # a full disk has room again
+                shutil.rmtree(beside, ignore_errors=True)
+            raise
+        if self._is_main:
+            published(path)
         return path
 
     def _make_room(self, beside: Path, extra: Mapping[str, Any]) -> None:
@@ -178,16 +212,21 @@ class CheckpointStore:
 
     def _write_shards(self, beside: Path, tensors: dict[str, Tensor], copy_ahead: int) -> dict[str, str]:
         """Write this rank's shards. Returns the checksums of the files that it wrote."""
-        write_shards(beside, tensors, self._group, self._alone, copy_ahead)
+        try:
+            write_shards(beside, tensors, self._group, self._alone, copy_ahead)
+        except ShardsError as error:  # of a full disk torch says no more than that it is where it should not be
+            size, free = sum(map(_bytes, tensors.values())), shutil.disk_usage(beside).free
+            full = f"no space left, {size:,} bytes do not fit into {free:,}"
+            raise CheckpointError(full if free < size else str(error)) from None
         rank = 0 if self._alone else dist.get_rank()
         written = sorted(beside.glob(f"__{rank}_*"))
         return _checksums([beside / TRAINER, beside / METADATA, *written] if self._is_main else written)
 
-    def _publish(self, path: Path, beside: Path, sums: list[dict[str, str]]) -> None:
+    def _publish(self, path: Path, beside: Path, sums: list[dict[str, str]], metrics: Mapping[str, float]) -> None:
         if not self._is_main:
             return
         files = {name: checksum for of_rank in sums for name, checksum in of_rank.items()}
-        manifest = {"step": int(path.name.removeprefix("step_")), "files": files}
+        manifest = {"step": int(path.name.removeprefix("step_")), "files": files, "metrics": dict(metrics)}
         _write_synced(beside / MANIFEST, json.dumps(manifest).encode())
         for file in beside.iterdir():
             _sync(file)
@@ -230,9 +269,10 @@ class CheckpointStore:
         return [path for _, path in sorted((int(match[1]), path) for match, path in numbered if match)]
 
     def _remove_old(self, newest: Path) -> None:
-        """Keep the newest ones up to the one just written; higher numbers are broken, or of a future that was left."""
+        """Remove those up to the one just written that are not kept; higher numbers are of a future that was left."""
         paths = self._paths()
-        for path in paths[: paths.index(newest) + 1][: -self._keep] if self._keep else []:
+        known = {path: metrics_of(path) for path in paths[: paths.index(newest) + 1]}
+        for path in self._keep.surplus(known):
             shutil.rmtree(path)
 
 
@@ -251,6 +291,12 @@ def remove_staged(directory: Path) -> None:
             if not path.exists():
                 before.rename(path)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Of this rank's part."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.numel() * local.element_size()
 
 
 def _read(path: Path, read: Callable[[], _T]) -> _T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from slurm_train.train.mesh import Mesh
 from slurm_train.train.parallel import ParallelModel
 from slurm_train.train.process import World
 from slurm_train.train.profile import Steps
+from slurm_train.train.saves import Saves
 from slurm_train.train.state import TIED, require_fit, restore, tensors_of
 from slurm_train.train.step import Step
 from slurm_train.train.stop import StopFlag
@@ -114,7 +115,10 @@ class Context:
     """Collects the loss of each step."""
 
     checkpoints: CheckpointStore
-    """Saves and finds checkpoints."""
+    """Writes and reads checkpoints."""
+
+    saves: Saves
+    """Has them written when they are due."""
 
     callbacks: Callbacks
     """The callbacks of the configuration."""
@@ -234,7 +238,7 @@ class Context:
         if due and not stopping:
             stopping = self.losses.flush(self.position.step, self.position.epoch)
         if due or stopping:
-            self.save()
+            self.save(required=stopping)
             self.losses.restart_clock()
         if stopping:
             self._leave()
@@ -259,7 +263,8 @@ class Context:
             self.position.epoch += 1
             self.position.batch = 0
         self.callbacks.call("on_epoch", self, metrics)
-        self.save()
+        last = self.position.epoch >= self.config.train.epochs or self._at_end()
+        self.save(metrics, required=stopping or last)
         if stopping:
             self._leave()
 
@@ -283,8 +288,16 @@ class Context:
         """Inside, the model has its averaged weights, where there is an average."""
         return self.ema.swapped(self.model) if self.ema else nullcontext()
 
-    def save(self) -> None:
-        """Save a checkpoint of this moment. Collective."""
+    def save(self, metrics: Mapping[str, float] | None = None, required: bool = True) -> None:
+        """Save a checkpoint of this moment. Collective.
+
+        Args:
+            metrics: of this moment, by which the best checkpoints are kept.
+            required: whether the run ends if it cannot be written; else a few in a row may fail.
+
+        Raises:
+            CheckpointError: it cannot be written, on any rank.
+        """
         self.parallel.agree_on_buffers()
         extra = {
             "position": vars(self.position).copy(),
@@ -296,8 +309,7 @@ class Context:
         }
         ema = self.ema.tensors() if self.ema else None
         tensors = tensors_of(*self._tensors(), self.optimizer, ema)
-        path = self.checkpoints.save(self.position.step, tensors, extra)
-        self.log.event("saved", step=self.position.step, path=str(path))
+        self.saves.save(self.position.step, tensors, extra, metrics or {}, required)
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint. Collective.
@@ -334,7 +346,6 @@ class Context:
         return bool(self.finished) or self.position.step >= self._limit
 
     def _leave(self) -> None:
-        self.checkpoints.wait()
         self.log.event("stopped", reason=self.stop.reason or "another rank was asked to", step=self.position.step)
         raise Saved(f"stopped by {self.stop.reason or 'a signal to another rank'}, saved at step {self.position.step}")
 

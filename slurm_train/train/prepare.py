@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from slurm_train.data.batches import TrainBatches
 from slurm_train.errors import UserError
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.topology.grid import AXES, solve
+from slurm_train.topology.jobs import job_id
 from slurm_train.topology.microbatches import microbatches
 from slurm_train.train.batchnorm import require_whole_batches
 from slurm_train.train.callbacks import Callbacks, EarlyStopping
@@ -22,6 +24,7 @@ from slurm_train.train.context import Context
 from slurm_train.train.datasets import make_batches
 from slurm_train.train.ema import Ema
 from slurm_train.train.groups import parameter_groups
+from slurm_train.train.keep import Keep
 from slurm_train.train.log import RunLog
 from slurm_train.train.loss_scale import LossScale
 from slurm_train.train.losses import LossLog
@@ -31,6 +34,7 @@ from slurm_train.train.parallel import ParallelModel, describe, is_sharded, para
 from slurm_train.train.pipeline import Pipeline
 from slurm_train.train.precision import check_precision, plain_loss
 from slurm_train.train.process import World
+from slurm_train.train.saves import Saves
 from slurm_train.train.schedule import follow
 from slurm_train.train.step import Loss, PipelineStep, Step, WholeStep
 from slurm_train.train.stop import StopFlag
@@ -58,6 +62,9 @@ def prepare(config: DictConfig, world: World, directory: RunDirectory, log: RunL
     loss, weigh = plain_loss(by_user), MicroWeights(config.train.count, by_user, mesh)
     # Dropout: alike within a tensor-parallel group, different across data ranks and pipeline stages.
     torch.manual_seed(config.seed * 1_000_003 + 1 + mesh.data_rank + grid.data_ranks * mesh.place["pp"])
+    checkpoints = CheckpointStore(
+        directory.checkpoints, world, keep(config.train), config.train.async_save, directory.fence
+    )
     context = Context(
         config=config,
         world=world,
@@ -73,9 +80,8 @@ def prepare(config: DictConfig, world: World, directory: RunDirectory, log: RunL
         test=test,
         log=log,
         losses=LossLog(world, log, stop, config.train.log_seconds),
-        checkpoints=CheckpointStore(
-            directory.checkpoints, world, config.train.keep_checkpoints, config.train.async_save, directory.fence
-        ),
+        checkpoints=checkpoints,
+        saves=Saves(checkpoints, log, config.launcher.signal_seconds if job_id(os.environ) else None),
         callbacks=make_callbacks(config.train, validation is not None),
         stop=stop,
         scale=LossScale() if config.train.precision == "fp16" else None,
@@ -86,6 +92,11 @@ def prepare(config: DictConfig, world: World, directory: RunDirectory, log: RunL
         ema = context.ema
         optimizer.register_step_post_hook(lambda *_: ema.update())
     return context
+
+
+def keep(train: DictConfig) -> Keep:
+    """Which checkpoints to keep."""
+    return Keep(train.keep_checkpoints, train.keep_every, train.keep_best, train.early_stopping.metric)
 
 
 def initial_weights(model: DictConfig, whole: nn.Module) -> WeightsFile | None:

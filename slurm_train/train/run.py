@@ -21,6 +21,7 @@ from slurm_train.report.rundir import RunDirectory
 from slurm_train.topology.jobs import job_id
 from slurm_train.train.checkpoint import CheckpointStore, remove_staged
 from slurm_train.train.context import Context
+from slurm_train.train.export import export
 from slurm_train.train.generate import generate
 from slurm_train.train.log import RunLog
 from slurm_train.train.peak import peak_memory
@@ -180,6 +181,10 @@ def train(context: Context) -> None:
         raise explained(error, context.model) from error
     context.callbacks.call("on_end", context)
     context.checkpoints.wait()
+    if context.config.train.export and context.world.is_main:
+        output = context.directory.path / f"model.{context.config.train.export}"
+        output.unlink(missing_ok=True)  # of an earlier end
+        context.log.message(export(context.directory.path, output))
 
 
 def explained(error: RuntimeError, model: nn.Module) -> Exception:

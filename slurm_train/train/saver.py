@@ -52,6 +52,11 @@ class Background:
         self._pending = future
         threading.Thread(target=act, name="checkpoint", daemon=True).start()
 
+    @property
+    def pending(self) -> bool:
+        """Whether an action has not been waited for."""
+        return self._pending is not None
+
     def wait(self) -> Path | None:
         """Wait for the action that is going on and return what it gave; None if there is none. Raises its error."""
         pending, self._pending = self._pending, None

@@ -11,6 +11,7 @@ from slurm_train.errors import CheckpointError
 from slurm_train.report.fence import claim
 from slurm_train.train import checkpoint
 from slurm_train.train.checkpoint import CheckpointStore, remove_staged
+from slurm_train.train.keep import Keep
 
 FILES = [".metadata", "__0_0.distcp", "manifest.json", "trainer.pt"]
 
@@ -302,3 +303,58 @@ def test_one_that_dies_while_it_writes_a_checkpoint_again_leaves_the_one_before(
     remove_staged(tmp_path)
     assert steps(store) == ["step_000001"]
     assert load(store, store.newest()[0]) == 5
+
+
+LOSSES = {10: 3.0, 20: 1.0, 25: 0.5, 30: float("nan"), 40: 2.0, 50: 2.5, 60: None}
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (Keep(), [10, 20, 25, 30, 40, 50, 60]),
+        (Keep(2), [50, 60]),
+        (Keep(1, every=20), [20, 40, 60]),
+        (Keep(1, best=2), [20, 25, 60]),
+        (Keep(1, best=9), [10, 20, 25, 40, 50, 60]),
+        (Keep(1, best=1, metric="val_accuracy"), [60]),
+    ],
+)
+def test_which_checkpoints_stay(tmp_path, keep, kept):
+    store = CheckpointStore(tmp_path)
+    for step, loss in LOSSES.items():
+        store.save(step, {"model.a": torch.ones(1)}, {}, {} if loss is None else {"val_loss": loss})
+    store = CheckpointStore(tmp_path, keep=keep)
+    store.save(60, {"model.a": torch.ones(1)}, {})
+    assert steps(store) == [f"step_{step:06d}" for step in kept]
+
+
+def test_of_accuracies_the_highest_is_best(tmp_path):
+    store = CheckpointStore(tmp_path, keep=Keep(1, best=1, metric="val_accuracy"))
+    for step, accuracy in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.8)):
+        store.save(step, {"model.a": torch.ones(1)}, {}, {"val_accuracy": accuracy, "val_loss": 1.0})
+    assert steps(store) == ["step_000002", "step_000004"]
+
+
+def test_a_manifest_that_names_other_files_is_broken(store):
+    path = save(store, 1)
+    (store.directory / "outside").write_text("x")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["../outside"] = "0"
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert store.newest() == (
+        None,
+        ["checkpoint step_000001 is left out: its manifest names ../outside, which lies elsewhere"],
+    )
+
+
+def test_it_tells_when_it_is_there(tmp_path):
+    for background in (False, True):
+        told = []
+        store = CheckpointStore(tmp_path / str(background), background=background)
+
+        def published(path, told=told):
+            told.append((path, path.is_dir()))
+
+        path = store.save(1, {"model.a": torch.ones(1)}, {}, {}, published)
+        store.wait()
+        assert told == [(path, True)]
