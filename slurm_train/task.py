@@ -32,6 +32,7 @@ from slurm_train.errors import (
 )
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.report.summary import summary
+from slurm_train.report.trust import umask_of
 from slurm_train.topology.jobs import job_id
 from slurm_train.topology.ranks import ranks
 
@@ -82,6 +83,7 @@ class Task:
         if outcome is not None:
             outcome.unlink(missing_ok=True)  # of the same job before it was requeued
         try:
+            os.umask(umask_of(Path(self.run_dir)))
             self._find_user_files()
             with _stop_before_start():
                 # Late, so that whoever only pickles a task needs no torch.

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from slurm_train.config.launcher_checks import launcher_faults
 from slurm_train.config.names import near
 from slurm_train.config.rules import rule_faults, typed
+from slurm_train.config.secrets import secret_faults
 from slurm_train.config.signature import Missing, Parameter, Signature, Unknown, signature
 from slurm_train.config.train_checks import axis_faults, train_faults
 from slurm_train.errors import Fault
@@ -36,6 +37,7 @@ def check(config: DictConfig, search: Sequence[str] = ()) -> list[Fault]:
         *axis_faults(config.parallel),
         *launcher_faults(config.launcher),
         *target_faults(config, search),
+        *secret_faults(config),
     ]
 
 

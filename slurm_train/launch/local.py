@@ -27,6 +27,7 @@ from slurm_train.launch.runs import resume_command
 from slurm_train.report.progress import ProgressView
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.report.summary import duration
+from slurm_train.report.trust import private
 from slurm_train.task import Task
 from slurm_train.topology.jobs import job_id, scrub
 
@@ -101,7 +102,8 @@ def run(plan: LaunchPlan, directory: RunDirectory, task: Task, view: ProgressVie
     directory.append_event("submitted", launcher="local", job=around, world_size=plan.world_size, verb=plan.verb)
     with _signals() as signals:
         try:
-            job, controller = _submit(plan, directory, task)
+            with private(directory.path):
+                job, controller = _submit(plan, directory, task)
             signals.send_to(controller)
             follower.follow_output(job.paths.stdout)
             while controller.poll() is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from slurm_train.errors import RunDirectoryError, UserError
 from slurm_train.launch import queue
 from slurm_train.report.rundir import RunDirectory, parsed
+from slurm_train.report.trust import opener
 
 if TYPE_CHECKING:  # status, logs and cancel start without it
     from omegaconf import DictConfig
@@ -51,7 +52,7 @@ def one_at_a_time(run: RunDirectory) -> Iterator[None]:
     Raises:
         RunDirectoryError: another process is about to go on with the run.
     """
-    with (run.path / ".resume.lock").open("a") as file:
+    with open(run.path / ".resume.lock", "a", opener=opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

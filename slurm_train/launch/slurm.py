@@ -16,6 +16,7 @@ from slurm_train.errors import UserError
 from slurm_train.launch.plan import LaunchPlan
 from slurm_train.launch.refusal import UNCLEAR, refusal, unclear
 from slurm_train.report.rundir import RunDirectory
+from slurm_train.report.trust import private
 from slurm_train.task import Task
 from slurm_train.topology.jobs import scrub
 
@@ -90,7 +91,8 @@ def submit(plan: LaunchPlan, directory: RunDirectory, task: Task, after: str = "
         StartError: it may have been accepted.
     """
     executor = Executor(plan, directory.logs, submission_environment(plan, os.environ))
-    job = executor.submit(task)
+    with private(directory.path):
+        job = executor.submit(task)
     told = {"launcher": "slurm", "job": str(job.job_id), "world_size": plan.world_size, "verb": plan.verb}
     directory.append_event("submitted", **told, **({"after": after} if after else {}))
     return str(job.job_id)

@@ -27,6 +27,7 @@ from slurm_train.report.fence import holder
 from slurm_train.report.position import position
 from slurm_train.report.rundir import RunDirectory, parsed
 from slurm_train.report.summary import summary
+from slurm_train.report.trust import require_trusted
 from slurm_train.task import Settings, Task
 from slurm_train.topology.jobs import job_id
 from slurm_train.topology.ranks import ranks
@@ -190,6 +191,8 @@ def composed_text(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> 
 def _saved(name: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> tuple[RunDirectory, Composed]:
     """A run that is there, and its configuration with some things changed."""
     run = find_run(name)
+    for line in require_trusted(run.path):
+        print(f"note: {line}", file=sys.stderr, flush=True)
     kept = parsed(run.plan.read_text(encoding="utf-8")).get("config_dirs", [])
     directories = dict.fromkeys([*config_dirs, *(place for place in kept if os.path.isdir(place))])
     config = load(run.config)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_train.errors import Superseded
+from slurm_train.report.trust import opener
 
 FOLDER = "claims"
 """Where the claims of a run directory lie: 0001, 0002 and so on, each saying whose it is."""
@@ -65,7 +66,7 @@ def claim(run_dir: Path, job: str | None = None) -> Fence:
     while True:
         number += 1
         try:
-            with (folder / f"{number:04d}").open("x", encoding="utf-8") as file:
+            with open(folder / f"{number:04d}", "x", encoding="utf-8", opener=opener) as file:
                 file.write(word)
             return Fence(folder, number)
         except FileExistsError:  # another one was faster

@@ -11,6 +11,7 @@ from typing import Any
 
 from slurm_train.errors import RunDirectoryError
 from slurm_train.report.fence import Fence
+from slurm_train.report.trust import opener, require_trusted
 
 KEY = "run.dir"
 _ANOTHER = "choose another one, or go on with it by the verb resume"
@@ -90,7 +91,7 @@ class RunDirectory:
             # "x" fails when another run has come first
             texts = {run.config: config_yaml, run.plan: plan_json, run.submission: submission}
             for file in [file for file, text in texts.items() if text]:
-                with file.open("x", encoding="utf-8") as stream:
+                with open(file, "x", encoding="utf-8", opener=opener) as stream:
                     made.append(file)
                     stream.write(texts[file])
             for folder in (run.logs, run.checkpoints):
@@ -130,7 +131,7 @@ class RunDirectory:
             if path.is_dir():
                 if any(path.iterdir()):
                     return f"{path} is used already"
-                return "" if os.access(path, os.W_OK | os.X_OK) else f"{path} is not writable"
+                return _distrust(path) if os.access(path, os.W_OK | os.X_OK) else f"{path} is not writable"
             if os.path.lexists(path):
                 return f"{path} is not a directory"
             parent = next(parent for parent in path.parents if os.path.lexists(parent))
@@ -138,7 +139,9 @@ class RunDirectory:
             return f"{path} cannot be used: {error.strerror}"
         if not parent.is_dir():
             return f"{path} cannot be made: {parent} is not a directory"
-        return "" if os.access(parent, os.W_OK | os.X_OK) else f"{path} cannot be made: {parent} is not writable"
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return f"{path} cannot be made: {parent} is not writable"
+        return _distrust(path)
 
     def replace(self, config_yaml: str, plan_json: str, submission: str = "") -> None:
         """Write what the run goes on with; the previous config.yaml is kept beside it as config.<n>.yaml.
@@ -215,6 +218,15 @@ class RunDirectory:
         return [record for record in records if "event" in record]
 
 
+def _distrust(path: Path) -> str:
+    """Why a run directory cannot be trusted; "" if it can."""
+    try:
+        require_trusted(path)
+    except RunDirectoryError as error:
+        return error.faults[0].message
+    return ""
+
+
 def _remembered(line: bytes, step: int, evaluated: bool) -> bool:
     record = parsed(line.decode("utf-8", errors="replace"))
     at = record.get("step")
@@ -246,7 +258,7 @@ def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     # One write of whole lines: a reader that follows the file sees all of a line or none of it.
     text = "".join(json.dumps(record) + "\n" for record in records)
     try:
-        with path.open("a", encoding="utf-8") as stream:
+        with open(path, "a", encoding="utf-8", opener=opener) as stream:
             stream.write(text)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written: {error.strerror}") from None
@@ -254,7 +266,8 @@ def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def _write_whole(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(text, encoding="utf-8")
+    with open(beside, "w", encoding="utf-8", opener=opener) as stream:
+        stream.write(text)
     beside.replace(path)
 
 
@@ -263,7 +276,7 @@ def _make(path: Path, made: list[Path]) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         try:
-            folder.mkdir(mode=0o700 if folder == path else 0o777)
+            folder.mkdir(mode=0o700 if folder == path else 0o775)  # never open to everybody, whatever the umask
         except FileExistsError:  # another run of the same experiment made the parent meanwhile
             if folder == path:
                 raise

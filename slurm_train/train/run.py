@@ -18,6 +18,7 @@ from slurm_train.errors import CheckpointError, UserError
 from slurm_train.report.fence import FOLDER, Fence, claim
 from slurm_train.report.progress import ProgressView
 from slurm_train.report.rundir import RunDirectory
+from slurm_train.report.trust import require_trusted
 from slurm_train.topology.jobs import job_id
 from slurm_train.train.checkpoint import CheckpointStore, remove_staged
 from slurm_train.train.context import Context
@@ -123,6 +124,7 @@ def agree_on_directory(task: Task, world: World) -> RunDirectory:
 
     def make() -> str:
         if not task.create or task.settings is None:
+            require_trusted(Path(task.run_dir))
             return task.run_dir
         return str(RunDirectory.create(task.run_dir, task.settings.config_yaml, task.settings.plan_json).path)
 

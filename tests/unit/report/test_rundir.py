@@ -42,10 +42,10 @@ def test_a_directory_with_a_foreign_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_a_directory_that_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(RunDirectoryError, match="No space left on device"):
         make(tmp_path / "a" / "b")
     assert os.listdir(tmp_path) == []
