@@ -188,13 +188,12 @@ class RunDirectory:
     def forget_after(self, step: int, evaluated: bool) -> None:
         """Cut from metrics.jsonl what is newer than the checkpoint from which training goes on: it will be done again.
 
-        The end of a line that a crash has torn goes too.
+        A line that a crash has torn goes too.
 
         Args:
             step: of the checkpoint; 0 for none.
             evaluated: whether the validation of that step is part of what the checkpoint remembers.
         """
-        _mend(self.event_file)
         try:
             text = self.metrics.read_bytes()
         except FileNotFoundError:
@@ -235,16 +234,6 @@ def _remembered(line: bytes, step: int, evaluated: bool) -> bool:
     return "loss" in record or (evaluated and "test_loss" not in record)
 
 
-def _mend(path: Path) -> None:
-    """End a line that a crash has torn, so that the next one does not become part of it."""
-    try:
-        with path.open("rb+") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read() != b"\n":
-                file.write(b"\n")
-    except FileNotFoundError:
-        pass
-
-
 def parsed(line: str) -> dict[str, Any]:
     """The JSON object in a line; an empty one if the line is none."""
     try:
@@ -256,9 +245,11 @@ def parsed(line: str) -> dict[str, Any]:
 
 def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     # One write of whole lines: a reader that follows the file sees all of a line or none of it.
-    text = "".join(json.dumps(record) + "\n" for record in records)
+    text = "".join(json.dumps(record) + "\n" for record in records).encode()
     try:
-        with open(path, "a", encoding="utf-8", opener=opener) as stream:
+        with open(path, "ab+", opener=opener) as stream:
+            if stream.tell() and stream.seek(-1, os.SEEK_END) and stream.read(1) != b"\n":
+                text = b"\n" + text  # a crash has torn the last line: the next one is not to become part of it
             stream.write(text)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written: {error.strerror}") from None
