@@ -52,7 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many tests marked `slurm` really ran."""
+    """Print the table of faults, and say how many tests marked `slurm` really ran."""
+    if "tests.faults.table" in sys.modules:
+        faults = sys.modules["tests.faults.table"]
+        terminalreporter.section(f"{len(faults.ROWS)} faults")
+        terminalreporter.write_line(faults.table())
     outcomes = ("passed", "failed")
     reports = [report for outcome in outcomes for report in terminalreporter.stats.get(outcome, [])]
     ran = {report.nodeid for report in reports} & config.stash.get(ON_SLURM, set())

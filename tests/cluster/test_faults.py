@@ -1,7 +1,13 @@
-"""Runs that lose their job, on a real cluster: each goes on by itself to the weights of one that was left alone."""
+"""Faults that hit a run on a real cluster: it goes on by itself to the weights of one that was left alone.
+
+python -m pytest tests/cluster/test_faults.py -k preempted
+python -m pytest tests/cluster/test_faults.py -k network
+"""
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cluster.jobs import job_state, slurm, wait_for_job, wait_until
+from tests.cluster.jobs import AS_ROOT, Cluster, job_state, slurm, wait_for_job, wait_until
 from tests.cluster.test_launcher import SAMPLE, command, ended, events, printed, submit
+from tests.faults.table import BITWISE, CLEAR, note
 from tests.integration.runs import losses, weights
 
 STEPS = 120
@@ -36,6 +43,8 @@ class Slow:
             mark = os.environ["MARK"]
             if not os.path.exists(mark) or os.environ.get("ALWAYS"):
                 open(mark, "w").close()
+                if os.environ.get("MEMORY"):
+                    self.block = bytearray(int(os.environ["MEMORY"])).replace(b"\\0", b"1")
                 os.kill(os.getpid(), 9)
 """
 
@@ -75,17 +84,18 @@ def left_alone(shared_root: Path) -> dict[str, torch.Tensor]:
     return weights(run)
 
 
-def same(run: Path, expected: dict[str, torch.Tensor]) -> None:
-    """The run has done each step once, to the last bit as one that was left alone."""
+def same(fault: str, run: Path, expected: dict[str, torch.Tensor], lost: int | None = None) -> None:
+    """The run has done each step once, to the last bit as one that was left alone. Notes the fault."""
     assert sorted(losses(run)) == list(range(1, STEPS + 1))
     found = weights(run)
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
-
-
-def no_step_again(run: Path) -> None:
-    """Each start went on at the very step at which the one before has stopped."""
-    assert [event["step"] for event in events(run, "resumed")] == [event["step"] for event in events(run, "stopped")]
+    began, steps = events(run, "started")[-1], (run / "metrics.jsonl").read_text().splitlines()
+    first = min(record["time"] for record in map(json.loads, steps) if record["step"] > began["step"])
+    stopped, resumed = events(run, "stopped"), events(run, "resumed")
+    if lost is None:  # each start went on at the very step at which the one before has stopped
+        assert [event["step"] for event in resumed] == [event["step"] for event in stopped]
+    note(fault, BITWISE, lost or 0, first - (events(run, "requeued") or events(run, "submitted"))[-1]["time"])
 
 
 @pytest.mark.parametrize("partition", ["scavenge", "spot"])
@@ -97,8 +107,7 @@ def test_preempted(partition: str, shared_tmp: Path, left_alone: dict[str, torch
     at_once(job)
     ended(job, run, 120)
     assert [event["why"] for event in events(run, "requeued")] == ["preempted"]
-    no_step_again(run)
-    same(run, left_alone)
+    same(f"Slurm: preempted ({partition})", run, left_alone)
 
 
 def test_near_its_time_limit(shared_tmp: Path, left_alone: dict[str, torch.Tensor]) -> None:
@@ -106,8 +115,7 @@ def test_near_its_time_limit(shared_tmp: Path, left_alone: dict[str, torch.Tenso
     job, run = start(shared_tmp, "launcher.time=1", "launcher.signal_seconds=20", pause=0.4)
     ended(job, run, 240)
     assert {event["why"] for event in events(run, "requeued")} == {"near its time limit"}
-    no_step_again(run)
-    same(run, left_alone)
+    same("Slurm: time limit", run, left_alone)
 
 
 def test_a_job_that_may_not_be_requeued_is_followed_by_another(
@@ -121,8 +129,7 @@ def test_a_job_that_may_not_be_requeued_is_followed_by_another(
     submitted = events(run, "submitted")
     assert [event.get("after") for event in submitted] == [None, job]
     ended(submitted[1]["job"], run, 120)
-    no_step_again(run)
-    same(run, left_alone)
+    same("Slurm: time limit, and the job may not be requeued", run, left_alone)
 
 
 def test_cancelled_it_ends_and_goes_on_when_asked(shared_tmp: Path, left_alone: dict[str, torch.Tensor]) -> None:
@@ -138,8 +145,7 @@ def test_cancelled_it_ends_and_goes_on_when_asked(shared_tmp: Path, left_alone: 
     assert (won.returncode, lost.returncode) == (0, 2), both
     assert "of this run is" in lost.stderr or "by another resume" in lost.stderr
     ended(won.stdout.split()[1], run, 120)
-    no_step_again(run)
-    same(run, left_alone)
+    same("Slurm: cancelled, then resumed twice at a time", run, left_alone)
 
 
 def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
@@ -151,7 +157,7 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
     ended(job, run, 120)
     assert [event["why"] for event in events(run, "requeued")] == ["failed"]
     assert [event["step"] for event in events(run, "resumed")] == [47]  # the end of the first epoch
-    same(run, left_alone)
+    same("Slurm: rank 1 killed in a step", run, left_alone, lost=3)
 
 
 def test_what_fails_twice_from_one_checkpoint_ends(shared_tmp: Path) -> None:
@@ -162,3 +168,56 @@ def test_what_fails_twice_from_one_checkpoint_ends(shared_tmp: Path) -> None:
     assert len(events(run, "requeued")) == 1
     told = "not started again: it has failed twice without a checkpoint; train.save_steps saves more often"
     assert told in (run / "logs" / f"{job}_batch.log").read_text()
+    note("Slurm: a rank killed at the same step in each start", CLEAR)
+
+
+@pytest.mark.slow
+def test_a_node_off_the_network(shared_tmp: Path, own_cluster: Cluster, left_alone: dict[str, torch.Tensor]) -> None:
+    """Its task lives on, and must write nothing beside the restarted job."""
+    job, run = start(shared_tmp, "train.save_steps=10", pause=0.2)
+    stepped(run, 25)
+    node = slurm("squeue", "-h", "-j", job, "-o", "%N").replace("[", "").rstrip("]")[-1]
+    assert own_cluster.call("cut", f"n{node}").returncode == 0
+    try:
+        wait_until(lambda: len(events(run, "started")) > 1, 150, f"the second start\n{printed(run)}")
+        ended(job, run, 200)
+    finally:
+        assert own_cluster.call("mend", f"n{node}").returncode == 0
+    again = 120 - events(run, "resumed")[-1]["step"]
+    assert again > 0
+    assert sorted(path.name for path in (run / "claims").iterdir()) == ["0001", "0002"]
+    same("Slurm: a node off the network", run, left_alone, lost=10)
+
+
+@pytest.mark.slow
+def test_the_controller_restarts(shared_tmp: Path, own_cluster: Cluster, left_alone: dict[str, torch.Tensor]) -> None:
+    job, run = start(shared_tmp, pause=0.2)
+    stepped(run)
+    assert own_cluster.directory is not None
+    pid = (own_cluster.directory / "run" / "slurmctld.pid").read_text().strip()
+    subprocess.run([*AS_ROOT, "kill", f"-{signal.SIGKILL.value}", pid], check=True)
+    assert own_cluster.call("up").returncode == 0
+    slurm("scancel", "--signal=USR2", job)
+    at_once(job)
+    ended(job, run, 200)
+    same("Slurm: slurmctld killed and restarted, then time limit", run, left_alone)
+
+
+@pytest.mark.slow
+def test_out_of_memory(shared_tmp: Path, limits: None, left_alone: dict[str, torch.Tensor]) -> None:
+    words = ("launcher.env.FAILS_AT='30'", f"launcher.env.MARK={shared_tmp}/killed", "launcher.env.MEMORY='3000000000'")
+    job, run = start(shared_tmp, *words, "launcher.mem=1500M", "train.save_steps=20", pause=0.05)
+    at_once(job)
+    ended(job, run, 150)
+    assert [event["why"] for event in events(run, "requeued")] == ["failed"]
+    same("Slurm: rank 1 out of memory", run, left_alone, lost=10)
+
+
+@pytest.mark.slow
+def test_all_ranks_killed(shared_tmp: Path, left_alone: dict[str, torch.Tensor]) -> None:
+    job, run = start(shared_tmp, "train.save_steps=10")
+    stepped(run, 25)
+    slurm("scancel", "--signal=KILL", f"{job}.0")
+    at_once(job)
+    ended(job, run, 150)
+    same("Slurm: all ranks killed", run, left_alone, lost=10)
