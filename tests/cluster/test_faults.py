@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cluster.jobs import AS_ROOT, Cluster, job_state, slurm, wait_for_job, wait_until
+from tests.cluster.jobs import AS_ROOT, Cluster, slurm, wait_for_job, wait_until
 from tests.cluster.test_launcher import SAMPLE, command, ended, events, printed, submit
 from tests.faults.table import BITWISE, CLEAR, note
 from tests.integration.runs import losses, weights
@@ -61,19 +61,6 @@ def stepped(run: Path, step: int = 10) -> None:
     wait_until(lambda: path.exists() and path.read_text().count('"loss"') >= step, 120, f"step {step}\n{printed(run)}")
 
 
-def at_once(job: str) -> None:
-    """Let a requeued job start without the wait that Slurm imposes."""
-    wait_until(lambda: job_state(job) == "PENDING", 60, f"the requeue of {job}")
-    wait_until(
-        lambda: (
-            job_state(job) != "PENDING"
-            or not subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"]).returncode
-        ),
-        30,
-        f"the start of {job}",
-    )
-
-
 @pytest.fixture(scope="module")
 def left_alone(shared_root: Path) -> dict[str, torch.Tensor]:
     """The weights of a run that nothing has happened to."""
@@ -104,7 +91,6 @@ def test_preempted(partition: str, shared_tmp: Path, left_alone: dict[str, torch
     job, run = start(shared_tmp, f"launcher.partition={partition}")
     stepped(run)
     slurm("sbatch", "-pdebug", "-N4", "--exclusive", "-t1", "--wrap=sleep 1", "-o/dev/null", cwd=shared_tmp)
-    at_once(job)
     ended(job, run, 120)
     assert [event["why"] for event in events(run, "requeued")] == ["preempted"]
     same(f"Slurm: preempted ({partition})", run, left_alone)
@@ -153,7 +139,6 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
 ) -> None:
     words = ("launcher.env.FAILS_AT='50'", f"launcher.env.MARK={shared_tmp}/killed", "train.save_steps=20")
     job, run = start(shared_tmp, *words, pause=0.05)
-    at_once(job)
     ended(job, run, 120)
     assert [event["why"] for event in events(run, "requeued")] == ["failed"]
     assert [event["step"] for event in events(run, "resumed")] == [47]  # the end of the first epoch
@@ -163,7 +148,6 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
 def test_what_fails_twice_from_one_checkpoint_ends(shared_tmp: Path) -> None:
     words = ("launcher.env.FAILS_AT='30'", f"launcher.env.MARK={shared_tmp}/killed", "launcher.env.ALWAYS='1'")
     job, run = start(shared_tmp, *words, pause=0.05)
-    at_once(job)
     assert wait_for_job(job, 150) == "FAILED"
     assert len(events(run, "requeued")) == 1
     told = "not started again: it has failed twice without a checkpoint; train.save_steps saves more often"
@@ -198,7 +182,6 @@ def test_the_controller_restarts(shared_tmp: Path, own_cluster: Cluster, left_al
     subprocess.run([*AS_ROOT, "kill", f"-{signal.SIGKILL.value}", pid], check=True)
     assert own_cluster.call("up").returncode == 0
     slurm("scancel", "--signal=USR2", job)
-    at_once(job)
     ended(job, run, 200)
     same("Slurm: slurmctld killed and restarted, then time limit", run, left_alone)
 
@@ -207,7 +190,6 @@ def test_the_controller_restarts(shared_tmp: Path, own_cluster: Cluster, left_al
 def test_out_of_memory(shared_tmp: Path, limits: None, left_alone: dict[str, torch.Tensor]) -> None:
     words = ("launcher.env.FAILS_AT='30'", f"launcher.env.MARK={shared_tmp}/killed", "launcher.env.MEMORY='3000000000'")
     job, run = start(shared_tmp, *words, "launcher.mem=1500M", "train.save_steps=20", pause=0.05)
-    at_once(job)
     ended(job, run, 150)
     assert [event["why"] for event in events(run, "requeued")] == ["failed"]
     same("Slurm: rank 1 out of memory", run, left_alone, lost=10)
@@ -218,6 +200,5 @@ def test_all_ranks_killed(shared_tmp: Path, left_alone: dict[str, torch.Tensor])
     job, run = start(shared_tmp, "train.save_steps=10")
     stepped(run, 25)
     slurm("scancel", "--signal=KILL", f"{job}.0")
-    at_once(job)
     ended(job, run, 150)
     same("Slurm: all ranks killed", run, left_alone, lost=10)
