@@ -34,6 +34,11 @@ def restart_count(env: Mapping[str, str]) -> int:
     return sum(_count(env.get(name, "")) for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
 
 
+def requeue_count(env: Mapping[str, str]) -> int:
+    """How often Slurm has put this job back into the queue. 0 at first."""
+    return _count(env.get("SLURM_RESTART_COUNT", ""))
+
+
 def scrub(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without the ranks and job options of this process; SLURM_CONF, which names the cluster, stays."""
     return {

@@ -19,7 +19,7 @@ from slurm_train.report.fence import FOLDER, Fence, claim
 from slurm_train.report.progress import ProgressView
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.report.trust import require_trusted
-from slurm_train.topology.jobs import job_id
+from slurm_train.topology.jobs import job_id, requeue_count
 from slurm_train.train.checkpoint import CheckpointStore, remove_staged
 from slurm_train.train.context import Context
 from slurm_train.train.export import export
@@ -67,15 +67,22 @@ def work(task: Task, config: DictConfig, world: World, stop: StopFlag) -> dict[s
     directory = agree_on_directory(task, world)
     if task.verb != "train":
         return work_in(directory, task, config, world, stop)
-    fence = claimed(directory, world)
+    fence = claimed(directory, world, config.launcher.restarts)
     with fence.held() if world.is_main else nullcontext():
         return work_in(directory, task, config, world, stop)
 
 
-def claimed(directory: RunDirectory, world: World) -> Fence:
-    """The claim of this attempt, made by rank 0; from now on no earlier attempt can write into the run directory."""
+def claimed(directory: RunDirectory, world: World, restarts: int) -> Fence:
+    """The claim of this attempt, made by rank 0; from now on no earlier attempt can write into the run directory.
+
+    Raises:
+        UserError: Slurm has requeued the job more than `restarts` times: something ends it again and again.
+    """
 
     def make() -> str:
+        if (count := requeue_count(os.environ)) > restarts > 0:
+            key = f"launcher.restarts={restarts}"
+            raise UserError(f"Slurm has requeued this job {count} times", key, "see why, and resume the run")
         fence = claim(directory.path, job_id(os.environ))
         remove_staged(directory.checkpoints)
         return str(fence.number)

@@ -104,3 +104,19 @@ def test_of_two_that_go_on_with_a_run_the_second_is_refused(work: Path) -> None:
     _, errors = done.communicate(timeout=120)
     assert done.returncode == 0, errors
     assert list(losses(run)) == list(range(1, 61))
+
+
+def test_a_job_that_is_requeued_again_and_again_ends(work: Path) -> None:
+    done = start(work, *WORDS, "launcher.restarts=5")
+    _, errors = done.communicate(timeout=120)
+    assert done.returncode == 0, errors
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(slurm_train.__file__).parents[1]),
+        "SLURM_JOB_ID": "12",
+        "SLURM_RESTART_COUNT": "6",
+    }
+    words = [sys.executable, "-m", "slurm_train", "resume", "run", "launcher.name=inline", "train.max_steps=70"]
+    words += ["launcher.tasks_per_node=1", "parallel=single"]
+    again = subprocess.run(words, cwd=work, env=environment, capture_output=True, text=True, timeout=120)
+    told = "error: launcher.restarts=5: Slurm has requeued this job 6 times; see why, and resume the run\n"
+    assert (again.returncode, again.stderr) == (2, told)

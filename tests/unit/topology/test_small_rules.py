@@ -8,7 +8,7 @@ import pytest
 from slurm_train.errors import DeviceError, UserError
 from slurm_train.topology.cpus import threads_per_rank
 from slurm_train.topology.device import backend, choose_device
-from slurm_train.topology.jobs import restart_count, run_identity, scrub
+from slurm_train.topology.jobs import requeue_count, restart_count, run_identity, scrub
 from slurm_train.topology.limits import parse_time
 from slurm_train.topology.ranks import ranks
 
@@ -181,3 +181,7 @@ def test_time(text, seconds):
 def test_what_is_no_time(text):
     with pytest.raises(UserError, match=r"time limit"):
         parse_time(text)
+
+
+def test_how_often_slurm_has_requeued_a_job() -> None:
+    assert [requeue_count({}), requeue_count({"SLURM_RESTART_COUNT": "3", "TORCHELASTIC_RESTART_COUNT": "2"})] == [0, 3]
