@@ -17,7 +17,8 @@ from slurm_train.launch import causes, queue
 from slurm_train.launch.queue import Job
 from slurm_train.launch.runs import find_run, resume_again
 from slurm_train.launch.state import State, state
-from slurm_train.report.position import Position, position
+from slurm_train.report.position import Attempt, Position, position
+from slurm_train.report.restarts import restarts
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.report.summary import duration
 from slurm_train.report.table import aligned, show
@@ -158,8 +159,9 @@ def details(place: Position, found: State) -> list[tuple[str, str]]:
     if attempt:
         world = attempt.starts[-1].get("world_size") if attempt.starts else place.plan.get("world_size")
         lines.append(("ranks", str(world or "")))
-        if attempt.job and len(attempt.starts) > 1:
-            lines.append(("restarts", str(len(attempt.starts) - 1)))
+        history = restarts(place.run.events())
+        if count := _restarts(place, attempt):
+            lines.append(("restarts", f"{count}, the last one: {history.why}" if history.why else str(count)))
     lines += [(name, cells[name]) for name in ("epoch", "step", "loss")]
     for name, label in (("val", "validation"), ("test", "test")):
         figures = [(key, place.scores.get(f"{name}_{key}")) for key in ("loss", "accuracy")]
@@ -188,13 +190,18 @@ def one_as_json(place: Position, found: State) -> str:
     """One run as JSON text: the fields of `Row`, and restarts, scores, checkpoint, cause and exit_code."""
     attempt = found.attempt
     more = {
-        "restarts": max(len(attempt.starts) - 1, 0) if attempt else 0,
+        "restarts": _restarts(place, attempt) if attempt else 0,
         "scores": dict(place.scores),
         "checkpoint": str(place.checkpoint) if place.checkpoint else None,
         "cause": why(place, found) or None,
         "exit_code": None if found.going else found.exit_code,
     }
     return json.dumps(asdict(_row(place, found, str(place.run.path))) | more, indent=2)
+
+
+def _restarts(place: Position, attempt: Attempt) -> int:
+    """How often a run has started again by itself: in one job, or in another one after it."""
+    return max(len(attempt.starts) - 1 if attempt.job else 0, restarts(place.run.events()).count)
 
 
 def _jobs_that_count(place: Position) -> list[str]:
