@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slurm_train.topology.grid import Grid
 from slurm_train.train.batchnorm import sync_batchnorm
 from slurm_train.train.blocks import block_names
+from slurm_train.train.buckets import settle_buckets
 from slurm_train.train.materialise import Weights, build_model, fill
 from slurm_train.train.mesh import Mesh
 from slurm_train.train.pipeline import PipelineModel
@@ -222,10 +223,13 @@ def _self_contained(part: nn.Module, blocks: list[str]) -> list[str]:
 def _replicate(model: nn.Module, mesh: Mesh, find_unused: bool) -> nn.Module:
     group = mesh.group("dp_replicate")
     on_cuda = mesh.devices is not None and mesh.devices.device_type == "cuda"
-    return DistributedDataParallel(
+    replica = DistributedDataParallel(
         model,
         device_ids=[torch.cuda.current_device()] if on_cuda else None,
         process_group=group,
         find_unused_parameters=find_unused,
         gradient_as_bucket_view=True,
     )
+    if not find_unused:
+        settle_buckets(replica)
+    return replica

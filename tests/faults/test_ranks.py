@@ -109,7 +109,7 @@ def test_the_command_is_told_to_stop(number: signal.Signals, tmp_path: Path) -> 
 LAYOUTS = {
     "fsdp": ("parallel=fsdp", "launcher.tasks_per_node=2"),
     "tp": ("parallel=tp", "launcher.tasks_per_node=2", "model.dropout=0"),
-    "pp": ("parallel=pp", "launcher.tasks_per_node=2", "model.depth=3"),
+    "pp": ("parallel=pp", "launcher.tasks_per_node=2", "parallel.cuts=[head]", "model.dropout=0"),
     "4 ranks of ddp": ("parallel=ddp", "launcher.tasks_per_node=4"),
     "asynchronous saves": (*DDP, "train.async_save=true"),
     "micro-batches": (*DDP, "train.micro_batch=100"),
