@@ -61,6 +61,10 @@ class LauncherConfig:
     """Slurm: how often a run starts again by itself until the user starts it anew: near its time limit, after a
     preemption, or after a failure, unless it fails a second time from the same checkpoint. 0: never."""
 
+    preflight: bool = False
+    """Slurm: try every node before the ranks start on it: torch, devices, memory, the run directory, clock and network.
+    A node that fails is named, and the job goes back into the queue without it, once; after that it ends."""
+
     partition: str | None = None
     """Slurm: partition, or several with commas between. Default: the cluster's."""
 

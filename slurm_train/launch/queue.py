@@ -152,6 +152,30 @@ def requeue(name: str) -> None:
     _call("scontrol", "requeue", name)
 
 
+def excluded(name: str) -> str:
+    """The list of nodes that a job is not to run on; "" for none.
+
+    Raises:
+        UserError: Slurm is absent, does not answer or does not know the job; so do the next two.
+    """
+    return _call("squeue", "--noheader", f"--jobs={name}", "--format=%x").strip().removeprefix("(null)")
+
+
+def exclude(name: str, nodes: str) -> None:
+    """Set the list of nodes that a job is not to run on. It must be pending (manual of scontrol, ExcNodeList)."""
+    _call("scontrol", "update", f"JobId={name}", f"ExcNodeList={nodes}")
+
+
+def check_startable(script: str, nodes: str) -> None:
+    """Ask Slurm whether a job of this script could ever start without some nodes; it raises a refusal.
+
+    Args:
+        script: path of an sbatch script.
+        nodes: list of the nodes.
+    """
+    _call("sbatch", "--test-only", f"--exclude={nodes}", script)
+
+
 def cancel(ids: Iterable[str]) -> None:
     """Cancel jobs, all in one call.
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from slurm_train.config.launcher_checks import OWN_KEYS, option_name
 from slurm_train.errors import Fault
 from slurm_train.launch.queue import comment
-from slurm_train.launch.script import ALWAYS, CPUS, STEP, Script, pattern, quote, restarting
+from slurm_train.launch.script import ALWAYS, CPUS, EXCLUDE, PREFLIGHT, STEP, Script, pattern, quote, restarting
 from slurm_train.launch.world import PlannedWorld
 from slurm_train.topology.grid import Grid
 from slurm_train.topology.limits import parse_memory
@@ -61,6 +61,22 @@ def job_script(
         },
         environment={"SUBMITIT_EXECUTOR": "slurm", **environment},
         setup=tuple(config.launcher.setup),
+        before=_preflight(config, world, run_dir) if config.launcher.preflight else (),
+    )
+
+
+def _preflight(config: DictConfig, world: PlannedWorld, run_dir: str) -> tuple[str, ...]:
+    """The lines that try the nodes. What leaves a bad one out takes the place of the batch shell, for the shell would
+    end at the first sign of the requeue."""
+    launcher = config.launcher
+    even = world.nodes * world.tasks_per_node == world.size
+    devices = launcher.gpus_per_node or (launcher.gpus_per_task or 0) * world.tasks_per_node * even
+    gpus = f" --gpus={devices}" if devices and config.train.device != "cpu" else ""
+    python, run = quote(sys.executable), quote(run_dir)
+    return (
+        "# each node is tried first; a bad one is left out, once",
+        f"{python} -u -m {PREFLIGHT} {run}{gpus} ||",
+        f'  exec {python} -u -m {EXCLUDE} {run} "$0"',
     )
 
 

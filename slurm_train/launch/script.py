@@ -24,6 +24,12 @@ STEP = "srun --export=ALL"
 RESTART = "slurm_train.launch.restart"
 """The module that lets a run go on whose ranks have ended too early; it is told srun's exit code."""
 
+PREFLIGHT = "slurm_train.launch.preflight"
+"""The module that tries the nodes of a job before its ranks start."""
+
+EXCLUDE = "slurm_train.launch.exclude"
+"""The module that requeues a job without the nodes that have failed."""
+
 
 @dataclass(frozen=True)
 class Script:
@@ -41,6 +47,9 @@ class Script:
     setup: Sequence[str] = ()
     """Shell lines before the command; one that fails ends the job."""
 
+    before: Sequence[str] = ()
+    """Shell lines straight before the command, which say themselves what becomes of the job when one fails."""
+
     comments: Sequence[str] = ()
     """What stands at the top; a line that begins with # as it is, such as a ##SBATCH to edit."""
 
@@ -55,6 +64,7 @@ class Script:
         lines += [_option(name, value) for name, value in self.options.items() if "\n" not in value]
         lines += ["", *(_export(name, value) for name, value in self.environment.items())] if self.environment else []
         lines += ["", "set -e  # a setup line that fails ends the job", *self.setup, "set +e"] if self.setup else []
+        lines += ["", *self.before] if self.before else []
         return "\n".join([*lines, "", f"# {self.why}", self.command, ""])
 
     @property

@@ -65,6 +65,11 @@ class RunDirectory:
         """checkpoints/, the saved states."""
         return self.path / "checkpoints"
 
+    @property
+    def preflight(self) -> Path:
+        """preflight/, what was found of the nodes before the ranks started."""
+        return self.path / "preflight"
+
     @classmethod
     def create(
         cls, path: str | os.PathLike[str], config_yaml: str, plan_json: str, submission: str = ""
@@ -168,8 +173,8 @@ class RunDirectory:
         """Write one event with the time, and return it.
 
         Args:
-            event: its name: submitted, started, resumed, epoch, saved, stopped, done, evaluated, failed, cancelled or
-                message.
+            event: its name: submitted, preflight, started, resumed, epoch, saved, stopped, done, evaluated, failed,
+                cancelled or message.
             fields: what belongs to it; JSON values.
 
         Raises:

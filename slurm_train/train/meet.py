@@ -53,7 +53,7 @@ def check_in(store: dist.Store, info: RankInfo, timeout: float) -> None:
     try:
         store.wait(["complete"], timedelta(seconds=timeout))
     except RuntimeError:  # DistStoreError; older torch raises RuntimeError itself
-        missing = _missing(store, info.world_size)
+        missing = missing_ranks(store, info.world_size)
         names = ", ".join(map(str, missing[:20])) + (" ..." if len(missing) > 20 else "")
         raise StartError(
             f"{len(missing)} of {info.world_size} ranks did not come within {timeout:g} s: {names}",
@@ -61,7 +61,7 @@ def check_in(store: dist.Store, info: RankInfo, timeout: float) -> None:
         ) from None
 
 
-def _missing(store: dist.Store, world_size: int) -> list[int]:
+def missing_ranks(store: dist.Store, world_size: int) -> list[int]:
     """The ranks that have not come; rank 0 alone, if its store has gone."""
     try:
         return [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
