@@ -85,13 +85,21 @@ def failure(position: Position, job: Job) -> str:
     # A requeued job appends to its log: what stands there first may be of an earlier start.
     restarted = any(attempt.job == job.id and len(attempt.starts) > 1 for attempt in position.attempts)
     return (
-        ("" if restarted and words else _killed(position, batch, words))
+        _preflight(position, job.id)
+        or ("" if restarted and words else _killed(position, batch, words))
         or _worded(words)
         or next((line for line in batch if _EXECVE.match(line)), "")
         or _unopened(position, job, batch)
         or _last_error(logs, job.id, batch)
         or _coded(job)
     )
+
+
+def _preflight(position: Position, job: str) -> str:
+    """What is wrong with its nodes, if no rank has started since that was found."""
+    told = [event for event in position.run.events() if event["event"] in ("preflight", "started")]
+    own = [event for event in told if str(event.get("job")) == job]
+    return str(own[-1].get("fault", "")) if own else ""
 
 
 def outcomes(logs: Path, job: str) -> list[dict[str, Any]]:

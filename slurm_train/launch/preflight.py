@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from slurm_train.errors import EXIT_FAILURE, EXIT_OK, SlurmTrainError
@@ -172,30 +172,35 @@ def ask(
         if not faulty and any(found.fault for found in answers.findings):
             faulty, deadline = True, min(deadline, time.monotonic() + grace)
         time.sleep(0.05)
-    if process.poll() is None:
-        ends = dict(answers.ends)  # before the tasks are ended by us
-        process.terminate()  # srun then ends its tasks
-        try:
-            process.wait(grace)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        answers.ends = ends
-        return Answers(list(answers.findings), ends, list(answers.errors))
+    ends = None if process.poll() is not None else dict(answers.ends)  # as it was before we end the tasks
+    _end(process, grace)
     for listener in listeners:
-        listener.join()
-    return answers
+        listener.join(grace)
+    return answers if ends is None else replace(answers, ends=ends)
+
+
+def _end(process: subprocess.Popen[str], seconds: float) -> None:
+    """End srun, if it has not ended, and its tasks with it."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _listen(stream: IO[str], answers: Answers) -> None:
     """Note each line; what is no finding is passed on."""
-    for line in stream:
-        if found := finding(line):
-            answers.findings.append(found)
-            continue
-        print(line, end="", file=sys.stderr, flush=True)
-        answers.errors.append(line.strip())
-        if match := _ENDED.match(line) or _UNLAUNCHED.match(line):
-            answers.ends[match[1]] = match[2]
+    with stream:
+        for line in stream:
+            if found := finding(line):
+                answers.findings.append(found)
+                continue
+            print(line, end="", file=sys.stderr, flush=True)
+            answers.errors.append(line.strip())
+            if match := _ENDED.match(line) or _UNLAUNCHED.match(line):
+                answers.ends[match[1]] = match[2]
 
 
 def table(nodes: Sequence[str], findings: Iterable[Finding]) -> str:

@@ -48,6 +48,10 @@ JOBS = {
             "launcher.env={NCCL_SOCKET_IFNAME: ib0, GREETING: 'it\\'s \"so\" $5'}",
         ),
     ),
+    "preflight": (
+        "/data/my runs/third",
+        ("launcher.preflight=true", "launcher.nodes=2", "launcher.tasks_per_node=4", "launcher.gpus_per_task=2"),
+    ),
     "hostile": (
         HOSTILE,
         ("launcher.sbatch={comment: 'it\\'s \"so\" #1, 50% = $5 \\ '}", "launcher.env={ODD: 'ü \\ $x `y` \"z\"'}"),
