@@ -26,6 +26,7 @@ from slurm_train.launch.script import STEP
 from slurm_train.report.preflight import DONE, Finding, Report, finding
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.report.table import aligned
+from slurm_train.report.trust import private
 from slurm_train.topology.hostlist import expand
 from slurm_train.topology.jobs import job_id, restart_count
 
@@ -237,8 +238,10 @@ def preflight(run: RunDirectory, env: Mapping[str, str], gpus: int) -> bool:
         gpus: devices that each node is to have.
     """
     began, job, nodes = time.monotonic(), job_id(env) or "", expand(env["SLURM_JOB_NODELIST"])
-    run.preflight.mkdir(mode=0o700, exist_ok=True)
-    answers = ask(step_words(env, run, gpus), {name: value for name, value in env.items() if name not in _RANKS})
+    own = {name: value for name, value in env.items() if name not in _RANKS}
+    with private(run.path):
+        run.preflight.mkdir(exist_ok=True)
+        answers = ask(step_words(env, run, gpus), own)
     found = verdict(nodes, answers)
     if found.fault and not answers.findings and not answers.ends:
         found = Verdict({}, f"the preflight did not start: {(answers.errors or ['srun said nothing'])[-1]}")

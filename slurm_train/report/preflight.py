@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slurm_train.report.rundir import RunDirectory, parsed
+from slurm_train.report.trust import opener
 
 DONE = "done"
 """The check that is told last, by a node that has found nothing wrong with itself."""
@@ -85,15 +86,15 @@ class Report:
     """Whether the job was requeued without them."""
 
     def save(self, run: RunDirectory) -> None:
-        """Write it whole, for its user alone.
+        """Write it whole, as open as the run directory.
 
         Raises:
             OSError: it cannot be written.
         """
         path = report_file(run, self.job, self.restart)
         beside = path.with_name(f".{path.name}.tmp")
-        beside.touch(0o600)
-        beside.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        with open(beside, "w", encoding="utf-8", opener=opener) as stream:
+            stream.write(json.dumps(asdict(self), indent=2) + "\n")
         os.replace(beside, path)
 
 
