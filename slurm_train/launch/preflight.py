@@ -23,7 +23,7 @@ from typing import IO
 from slurm_train.errors import EXIT_FAILURE, EXIT_OK, SlurmTrainError
 from slurm_train.launch import queue
 from slurm_train.launch.script import STEP
-from slurm_train.report.preflight import DONE, Finding, Report, finding
+from slurm_train.report.preflight import DONE, MARK, Finding, Report, finding
 from slurm_train.report.rundir import RunDirectory
 from slurm_train.report.table import aligned
 from slurm_train.report.trust import private
@@ -89,7 +89,7 @@ def verdict(nodes: Sequence[str], answers: Answers) -> Verdict:
     reasons = _own_faults(answers) or _blamed(nodes, answers) or _silent(nodes, answers)
     if not reasons:
         return Verdict({}, "")
-    first, *others = [node for node in nodes if node in reasons]
+    first, *others = [node for node in nodes if node in reasons] or reasons
     more = f" (so do {', '.join(others)})" if others else ""
     line = f"node {first} fails its preflight: {reasons[first]}{more}"
     if len(reasons) <= max(1, len(nodes) // 2):
@@ -192,13 +192,13 @@ def _end(process: subprocess.Popen[str], seconds: float) -> None:
 
 
 def _listen(stream: IO[str], answers: Answers) -> None:
-    """Note each line; what is no finding is passed on."""
+    """Note each line; what is no finding is passed on, marked, lest it be taken for a word on the ranks."""
     with stream:
         for line in stream:
             if found := finding(line):
                 answers.findings.append(found)
                 continue
-            print(line, end="", file=sys.stderr, flush=True)
+            print(MARK + line, end="", file=sys.stderr, flush=True)
             answers.errors.append(line.strip())
             if match := _ENDED.match(line) or _UNLAUNCHED.match(line):
                 answers.ends[match[1]] = match[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.cluster.jobs import REPO, slurm, wait_for_accounting, wait_for_job, wait_until
-from tests.cluster.test_launcher import SHORT, command, ended, events, printed, submit
+from tests.cluster.jobs import REPO, Cluster, slurm, wait_for_accounting, wait_for_job, wait_until
+from tests.cluster.test_launcher import SHORT, command, ended, events, submit
 
 PREFLIGHT = ("launcher.preflight=true", "launcher=slurm", "parallel=ddp", "train.max_steps=5")
 
@@ -23,11 +23,6 @@ def broken(work: Path, *nodes: str) -> tuple[str, ...]:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(BROKEN)
     return (f"launcher.env.PYTHONPATH={folder}:{REPO}", f"launcher.env.BROKEN='{' '.join(nodes)}'")
-
-
-def go_on(job: str) -> None:
-    """Let a requeued job start at once: by default it waits some time."""
-    wait_until(lambda: slurm("squeue", "-h", "-j", job, "-o", "%T") in ("PENDING", "RUNNING"), 60, "the requeue")
 
 
 def report(run: Path, job: str, restart: int) -> dict[str, object]:
@@ -53,8 +48,7 @@ def test_good_nodes_are_told_with_figures_and_the_ranks_start(shared_tmp: Path) 
 def test_a_failing_node_is_named_and_left_out(shared_tmp: Path) -> None:
     words = (*SHORT, *PREFLIGHT, *broken(shared_tmp, "n1"), "launcher.nodes=2", "launcher.exclude=n4")
     job, run = submit(*words, cwd=shared_tmp)
-    wait_until(lambda: "excluded" in str(events(run, "preflight")), 90, "the first preflight")
-    wait_for_job(job, timeout=150)
+    wait_until(lambda: "excluded" in str(events(run, "preflight")), 150, "the first preflight")
     ended(job, run, timeout=150)
     first, second = events(run, "preflight")
     assert first["excluded"] == ["n1"]
@@ -65,10 +59,22 @@ def test_a_failing_node_is_named_and_left_out(shared_tmp: Path) -> None:
     assert len(events(run, "done")) == 1
 
 
-def test_a_second_failure_ends_the_job(shared_tmp: Path) -> None:
-    words = (*SHORT, *PREFLIGHT, *broken(shared_tmp, "n1", "n2"), "launcher.nodes=2", "launcher.exclude=n[3-4]")
-    job, run = submit(*words, "launcher.exclude=null", "launcher.sbatch.nodelist=n1", cwd=shared_tmp)
+def cause(run: Path, job: str) -> str:
+    """What status tells of a job that has failed with exit code 1."""
     assert wait_for_job(job, timeout=150) == "FAILED"
-    printed(run)
     wait_for_accounting(job)
-    assert "cause" in command("status", str(run), cwd=shared_tmp).stdout
+    told = json.loads(command("status", str(run), "--json", cwd=run.parent).stdout)
+    assert told["exit_code"] == 1
+    return str(told["cause"])
+
+
+def test_a_second_failure_and_a_job_that_needs_all_nodes_end_clearly(shared_tmp: Path, own_cluster: Cluster) -> None:
+    bad = broken(shared_tmp, "n1", "n2")
+    twice = submit(*SHORT, *PREFLIGHT, *bad, "launcher.exclude='n[3-4]'", "run.dir=twice", cwd=shared_tmp)
+    told = cause(twice[1], twice[0])
+    assert told.startswith("node n2 fails its preflight: torch: ") and len(events(twice[1], "preflight")) == 2
+    assert told.endswith("; the job ends, for it was requeued once already, without n1")
+    whole = submit(*SHORT, *PREFLIGHT, *bad, "launcher.nodes=4", "run.dir=whole", cwd=shared_tmp)
+    told = cause(whole[1], whole[0])
+    assert told.startswith("node n1 fails its preflight: torch: ") and "(so do n2); the job ends, for without" in told
+    assert not events(whole[1], "started")
