@@ -19,12 +19,13 @@ def settle_buckets(replica: DistributedDataParallel) -> None:
 
     Not for a replica that looks for unused parameters: that one keeps its first buckets.
     """
-    model = replica.module
+    model, broadcasts = replica.module, replica.broadcast_buffers
+    replica.broadcast_buffers = False  # what stands in has none
     replica.module = _Touch([parameter for parameter in model.parameters() if parameter.requires_grad])
     try:
         replica(torch.zeros(())).backward()
     finally:
-        replica.module = model
+        replica.module, replica.broadcast_buffers = model, broadcasts
     replica.zero_grad()
 
 
